@@ -96,6 +96,8 @@ def _not_told(node: fx.Node) -> Hashable:
 
 
 def _words(node: fx.Node) -> str:
+    """The description of a node: all that it does, except which nodes it reads."""
+
     def text(value: Any) -> Any:
         if isinstance(value, torch.device):
             return "device"

@@ -37,6 +37,7 @@ class Computed:
 
 
 _OPERATORS = {f"operator.{one.__name__}": one for one in (operator.add, operator.mul, operator.sub, operator.truediv)}
+# By name: the functions that a `Computed` may name.
 ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
     **_OPERATORS,
     **{f"torch.{name}": getattr(torch, name) for name in ("add", "div", "lerp", "mul", "sub")},

@@ -57,6 +57,7 @@ def _is_example(value: Any) -> bool:
 def _by_name(
     called: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
 ) -> dict[str, Any]:
+    """A call's arguments by name, with `**kwargs` flattened; extra inputs of the loss are taken from the keywords."""
     extra = loss_names_of(loss_fn)
     own = {name: value for name, value in kwargs.items() if name not in extra}
     forward = inspect.signature(called)

@@ -12,7 +12,7 @@ from autopar.plans import Alternative, Plan, TradeoffPoint
 from autopar.sizes import show_bytes
 from autopar.user_warnings import warn
 
-_UNBOUNDED_BYTES = 1 << 60
+_UNBOUNDED_BYTES = 1 << 60  # a budget that never binds
 
 
 def check_asked(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str, ...] | None:
@@ -61,6 +61,8 @@ def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iter
 
 
 def _alternative(prepared: Prepared, name: str, constraints: tuple[str, ...]) -> Alternative:
+    """The best plan with these constraints. If the budget rules it out, the best plan without a budget, and budget
+    bounds."""
     try:
         return _of(name, prepared.solve(constraints=constraints))
     except InputError:

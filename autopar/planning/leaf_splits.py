@@ -28,11 +28,11 @@ from autopar.strategies.table import bound_rule
 from autopar.tracing import trace
 from autopar.tracing.rewriting.cleaning import WRITES
 
-_ROWS = Spot(0, 1)
+_ROWS = Spot(0, 1)  # in dim 0, with no factor before
 _SHAPED = {"view", "reshape", "expand", "repeat", "unflatten"}  # ops whose sizes may include the number of rows
 _OF_DTYPE = {"to", "type_as"}  # ops that read only the dtype of a second tensor, no element
 _FILLED = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # makers of equal rows
-_ADAPTING = {"", "shape", "split", "slice", "groups"}  # local code that a leaf needs not: its own reads sizes
+_ADAPTING = {"", "shape", "split", "slice", "groups"}  # local code that the leaf's own code makes unnecessary
 
 
 class Together(Exception):
@@ -79,6 +79,7 @@ def _described(arguments: Any) -> str:
 
 
 def _split(node: fx.Node, call: LeafCall) -> Split:
+    """Trace a leaf's module alone on the node's inputs, and check that the rows of the first input stay independent."""
     own, args, kwargs = node.args
     try:
         given = inspect.signature(call.module.forward).bind(*value(args), **value(kwargs))

@@ -18,7 +18,7 @@ from autopar.user_warnings import warn
 
 Examples = Mapping[str, Any]
 
-_NO_BUDGET = 1 << 60  # bytes: more than any device has
+_NO_BUDGET = 1 << 60  # bytes: a budget that never binds
 
 
 def prepared_for(

@@ -162,6 +162,7 @@ class Restated:
 
 
 def _check_announced(planned: Sequence[Collective], found: Sequence[Collective]) -> None:
+    """Raise PlanMismatchError where a plan lists other collectives than its decisions result in."""
     wanted, there = ({(c.kind, c.bytes, c.axis, c.cause, c.phase): c.count for c in some} for some in (planned, found))
     for key in [*wanted, *there]:
         announces, makes = wanted.get(key, 0), there.get(key, 0)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from autopar.errors import UntraceableError
 from autopar.python.replaced import forwarding, original
 
-_ANSWERS: dict[str, Any] = {"is_initialized": False, "get_world_size": 1, "get_rank": 0}
+_ANSWERS: dict[str, Any] = {"is_initialized": False, "get_world_size": 1, "get_rank": 0}  # without a process group
 _EXCHANGES = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object"),
     *("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"),

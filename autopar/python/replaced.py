@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Replacement = Callable[..., Any]
-_OVERRIDES: dict[types.FunctionType, Replacement] = {}
-_COPIES: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+_OVERRIDES: dict[types.FunctionType, Replacement] = {}  # declared by `override`
+_COPIES: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()  # made by `original`
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def is_copy(function: types.FunctionType) -> bool:
     return function in _COPIES
 
 
-_MARK = "the replacement stands here"
+_MARK = "the replacement stands here"  # a constant of the generated code, which `forwarding` replaces
 
 
 def forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeType:
@@ -83,6 +83,7 @@ def forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeType
 
 @functools.cache
 def _calling(variables: int) -> types.CodeType:
+    """Code of a function that calls the marked constant with all its arguments, and has so many free variables."""
     names = [f"v{i}" for i in range(variables)]
     source = "\n".join([
         "def outer():",

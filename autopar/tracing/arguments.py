@@ -50,6 +50,7 @@ class Arguments:
         return value.detach() if id(self.tensors[index]) in self.elsewhere else value
 
     def take(self, value: Any) -> Any:
+        """A value as a graph argument: tensors and traced numbers become their nodes."""
         kind = type(value)
         if kind in PLAIN:
             return value

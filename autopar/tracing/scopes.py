@@ -112,6 +112,7 @@ class ModuleCalls:
             yield
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Record a module's call: run it, or write one node if it is a leaf or the experts of a mixture."""
         recorder = self.recorder
         path = self.paths.get(module)
         if path == "":

@@ -229,6 +229,7 @@ class Traced:
 
 
 def _alike(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether two traces have equal constants: the same objects, or tensors with equal contents."""
     return some.keys() == others.keys() and all(
         value is others[name]
         or (

@@ -65,6 +65,7 @@ class GraphWriter:
         self._register_items(node, result, real)
 
     def _register_items(self, node: fx.Node, result: Any, real: Any) -> None:
+        """Write a `getitem` node for each tensor in a tuple, list or dict, also a nested one."""
         if isinstance(result, dict):
             items: Any = result.items()
         elif isinstance(result, (tuple, list)):

@@ -19,7 +19,7 @@ from autopar.tracing.calls.names import check_names
 from autopar.tracing.contents.known import Known
 from autopar.tracing.errors import ArgumentError
 
-_LAYOUTS = (torch.strided, torch.sparse_coo)
+_LAYOUTS = (torch.strided, torch.sparse_coo)  # of examples that can be planned
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,7 @@ def leaf_names(name: str, value: Any) -> list[str]:
 
 
 def _add(inputs: Inputs, name: str, value: Any, same_inputs: bool = False) -> None:
+    """Add an argument: fixed if it holds no tensor, else with a leaf for each of its tensors."""
     leaves, spec = flattened(value, f"argument {name!r}")
     tensors = [v for v in leaves if isinstance(v, (torch.Tensor, Known))]
     if not tensors and (spec.is_leaf() or leaves):

@@ -108,6 +108,7 @@ def key_without(key: Hashable, names: Collection[str]) -> Hashable:
 
 
 def _kind(value: Any, grad: bool) -> Hashable:
+    """What distinguishes calls in a value: shape, dtype and need of a gradient for tensors, else type and value."""
     if isinstance(value, torch.Tensor):
         return (value.shape, value.dtype, grad and value.requires_grad)
     if isinstance(value, (float, complex)):
@@ -154,6 +155,7 @@ def _default(inputs: Inputs, name: str) -> Any:
 
 
 def _equal(a: Any, b: Any) -> bool:
+    """Whether a fixed value of the trace and that of a later call are the same."""
     if a is b:
         return True
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 _KINDS = (np.ndarray, np.generic)
+# Functions that create tensors from data, with the name of that argument.
 _MAKERS: dict[Any, str] = {
     torch.tensor: "data",
     torch.as_tensor: "data",

@@ -70,6 +70,7 @@ def guard_shapes(recorder: Recorder, made: Any) -> Any:
 
 
 def _unknown_item(recorder: Recorder, tensor: Tensor, graph_args: Any) -> UnknownNumber:
+    """The unknown number that `tensor.item()` returns, and its node."""
     if tensor.is_complex():
         raise recorder.unknown("item() reads a complex number", deciding=[tensor])
     kind = float if tensor.is_floating_point() else bool if tensor.dtype == torch.bool else int

@@ -19,8 +19,8 @@ from autopar.tracing.patching import attributes_set
 from autopar.tracing.torch_functions.looked_into import CODES
 
 _ATTEMPT = str(Path(__file__).parents[1] / "attempt.py")  # its frames call the model
-_seen: dict[tuple[CodeType, int], bool | None] = {}
-_caught: dict[tuple[CodeType, int], bool] = {}
+_seen: dict[tuple[CodeType, int], bool | None] = {}  # results of `_wanted`
+_caught: dict[tuple[CodeType, int], bool] = {}  # results of `_is_caught`
 
 
 def asserted() -> bool | None:
@@ -122,8 +122,9 @@ def _raises(following: list[dis.Instruction], past: int | None) -> bool:
     return False
 
 
+# Names of bytecode instructions.
 _RAISING = ("RERAISE", "RAISE_VARARGS")
-_SILENT = ("TO_BOOL", "NOT_TAKEN", "NOP", "RESUME", "PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")
-_STATEMENTS = ("STORE_FAST", "STORE_DEREF", "POP_TOP")
-_STORES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_")
+_SILENT = ("TO_BOOL", "NOT_TAKEN", "NOP", "RESUME", "PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")  # no effect
+_STATEMENTS = ("STORE_FAST", "STORE_DEREF", "POP_TOP")  # end a statement with a local effect at most
+_STORES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_")  # change something outside
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "FOR_ITER", "BEFORE_WITH")

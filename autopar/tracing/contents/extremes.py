@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
+# Factories that take sizes, by owner.
 _OF_SIZES: dict[Any, tuple[Callable[..., Any], ...]] = {
     torch: (torch.ones, torch.zeros, torch.empty, torch.full),
     Tensor: (Tensor.new_ones, Tensor.new_zeros, Tensor.new_empty, Tensor.new_full),
 }
 _NUMBERS = (UnknownNumber, UnknownBool)
 _WAYS: dict[str, Callable[..., Any]] = {"max": builtins.max, "min": builtins.min}
-_MAY_BE_OPEN = {*_NUMBERS, Tensor, torch.nn.Parameter}
+_MAY_BE_OPEN = {*_NUMBERS, Tensor, torch.nn.Parameter}  # types whose value may be unknown
 
 
 @contextlib.contextmanager
@@ -69,6 +70,8 @@ def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
 
 
 def _choosing(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Python's `max` or `min`, computed pairwise in the graph if unknown values are among the arguments."""
+
     @functools.wraps(original)
     def choose(*args: Any, **kwargs: Any) -> Any:
         given = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args

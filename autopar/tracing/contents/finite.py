@@ -19,6 +19,7 @@ from torch import fx
 from autopar.tracing.targets import methods
 
 Tensor = torch.Tensor
+# Checks, with their result for finite values; and functions that keep, negate or combine such results.
 _CHECKS = {
     **dict.fromkeys(methods("isfinite"), True),
     **dict.fromkeys(methods("isinf", "isnan", "isposinf", "isneginf"), False),

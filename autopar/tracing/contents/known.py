@@ -194,6 +194,7 @@ class KnownValues:
         return found, any(id(t) in self.guarded for t in tensors)
 
     def _real(self, value: Any) -> Any:
+        """Arguments with real values in place of data-free tensors, and the CPU in place of other devices."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self.values and self.deferred.knows(value):
                 return self.deferred.value(value)
@@ -236,7 +237,7 @@ class KnownValues:
 AS_ANOTHER = {f: name for name in ("expand", "view", "reshape") for f in methods(f"{name}_as")}
 """Functions that use only the shape of their second argument; with the name of the function that takes a shape."""
 _UNIT = (0.0, 1.0)
-_NO_RANGE = (-1, 0.0, 0.0)
+_NO_RANGE = (-1, 0.0, 0.0)  # for tensors without one: no tensor has version -1
 _UNIFORM = methods("rand", "rand_like", "uniform_")
 _COMPARISONS = methods("lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__")
 FILLING = methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")

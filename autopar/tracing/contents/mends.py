@@ -43,6 +43,7 @@ def _are_alike(node: fx.Node, other: fx.Node, image: dict[fx.Node, fx.Node]) -> 
 
 
 def _clamps_at_the_edge(node: fx.Node) -> bool:
+    """Whether a node is a clamp whose bounds are at the limits of its dtype."""
     value: Any = node.meta.get(VAL)
     is_clamp = node.target in (_NAMES if node.op == "call_method" else _CLAMPS)
     if not is_clamp or len(node.all_input_nodes) != 1 or not isinstance(value, torch.Tensor):

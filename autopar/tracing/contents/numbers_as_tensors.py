@@ -88,6 +88,7 @@ def _bounds(recorder: Recorder, name: str, args: Any, kwargs: Any) -> tuple[Any,
 
 
 def _filled(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """`torch.full` and the like with an unknown number: zeros that are filled with the number's tensor."""
     zeros, place = _FULL[func]
     number = args[place] if len(args) > place else kwargs.get("fill_value")
     if not isinstance(number, UnknownNumber) or has_unknown(args[:place]):

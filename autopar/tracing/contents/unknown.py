@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}
+# Torch functions for Python's, where these do not accept tensors.
 _FUNCTIONS: dict[Any, Any] = {
     operator.not_: torch.logical_not,
     operator.floordiv: torch.floor_divide,
@@ -87,6 +88,7 @@ class UnknownNumber:
         return number
 
     def _compare(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
+        """A comparison: an unknown truth value, or a plain one if `torch._check` has told enough."""
         if not isinstance(other, (int, float, UnknownNumber)):
             return NotImplemented
         if type(other) in (int, float) and other <= 0:
@@ -260,6 +262,7 @@ def checks_noted(recorder: Recorder) -> Iterator[None]:
 
 
 def _believe(condition: UnknownNumber) -> None:
+    """Note what a comparison that is assumed to hold tells about its number."""
     meaning = getattr(condition, "meaning", None)
     if meaning is None:
         return

@@ -78,6 +78,7 @@ def compiled_functions(recorder: Recorder) -> Iterator[None]:
 
 
 def _recorded(recorder: Recorder, function: FunctionType, compiler: Any) -> Callable[..., Any]:
+    """The replacement of a compiled function: it records one node, or traces the body where that is not possible."""
     run, target = original(function), CompiledFunction(function, compiler)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -45,6 +45,7 @@ class Body(Recorder):
         self.result: Any = None
 
     def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node of a tensor; one from outside becomes a lifted input."""
         node = self.nodes.get(id(tensor))
         if node is not None:
             return node

@@ -17,7 +17,7 @@ from autopar.tracing.leaves.opaque import SMALL
 from autopar.tracing.values import result_like
 
 Tensor = torch.Tensor
-_OF_TORCH = ("aten", "prim", "prims", "quantized", "profiler", "higher_order")
+_OF_TORCH = ("aten", "prim", "prims", "quantized", "profiler", "higher_order")  # namespaces
 
 
 def outputs_of_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -168,6 +168,7 @@ def _call(
     recorder: Recorder, root: nn.Module, function: FunctionType, originals: Mapping[FunctionType, FunctionType],
     called: set[FunctionType], reason: str, /, *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
+    """Record a call of a function leaf as one node; NotOneOpError if it cannot be one."""
     called.add(function)
     if not recorder.is_recording():
         return originals[function](*args, **kwargs)

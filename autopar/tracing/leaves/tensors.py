@@ -35,6 +35,7 @@ def show_leaf_tensors(traced: Traced, parameter_dtype: torch.dtype | None = None
 def _shown(
     traced: Traced, node: fx.Node, attributes: dict[int, fx.Node], parameter_dtype: torch.dtype | None
 ) -> fx.Node:
+    """The `LeafCall` node that replaces a leaf's node."""
     path = str(node.target)
     module = traced.attribute(path)
     names, tensors = [], []

@@ -74,6 +74,7 @@ class Attributes:
     def _constant(
         self, tensor: torch.Tensor, content: torch.Tensor | None = None, *, is_kept: bool = False
     ) -> Attribute:
+        """Register a tensor as a constant of the trace; `content`: the tensor to keep, by default the tensor itself."""
         content = tensor if content is None else content
         name = f"_constant_{len(self.constants)}"
         self.constants[name] = content

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.tracing.model_state.near_caches import DEPTH, DICTS, LINK, NO_OBJECTS, take_out
 
-_LIBRARIES = {"einops.einops"}
+_LIBRARIES = {"einops.einops"}  # Python modules with lru_caches keyed by sizes
 _MANY = 512  # tensors: more are not searched for; they are a failed trace's, held by its frames
 _ABSENT = object()
 Left = list[tuple["weakref.ref[torch.Tensor]", str]]  # with the place ("file:line") that made it, if known

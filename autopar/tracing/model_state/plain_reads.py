@@ -25,6 +25,7 @@ from torch import nn
 from autopar.tracing.leaves.loss_owners import Enclosed, owners_of
 from autopar.tracing.patching import attributes_set
 
+# Types of plain values: compared by identity, by value, and element by element.
 _TOLD_BY_IDENTITY = FunctionType, BuiltinFunctionType, type
 _NUMBERS = bool, int, float, complex, np.generic
 _SCALARS = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, enum.Enum, *_TOLD_BY_IDENTITY)

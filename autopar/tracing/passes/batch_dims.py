@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 _BOOKKEEPING = {"lazy_load_decompositions", "_vmap_increment_nesting", "_vmap_decrement_nesting"}
-_DIMS = {"dim", "dims", "dim0", "dim1", "source", "destination"}
+_DIMS = {"dim", "dims", "dim0", "dim1", "source", "destination"}  # names of arguments
 
 
 def remove_batch_dim_nodes(graph: fx.Graph) -> int:
@@ -69,6 +69,7 @@ def _out(graph: fx.Graph, node: fx.Node, rank: dict[fx.Node, int]) -> fx.Node:
 
 
 def _shift(graph: fx.Graph, node: fx.Node, rank: dict[fx.Node, int]) -> int:
+    """Adapt a node to operands with a leading batch dim; returns the rank of its result without that dim."""
     target = node.target
     logical = _rank(node)
     if isinstance(target, torch._ops.OpOverload):

@@ -66,6 +66,7 @@ def _call_region(
     made: dict[fx.Node, fx.Node],
     name: str,
 ) -> None:
+    """Make a `Checkpointed` submodule of a region's nodes, and call it in `graph`."""
     inside = set(members)
     inputs = list(dict.fromkeys(i for n in members for i in n.all_input_nodes if i not in inside))
     outputs = [n for n in members if any(user not in inside for user in n.users)]

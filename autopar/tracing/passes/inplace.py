@@ -109,6 +109,7 @@ def _with_values(graph: fx.Graph) -> int:
 
 
 def _run(node: fx.Node, graph: fx.Graph, values: dict[fx.Node, Any], marked: dict[fx.Node, Any]) -> Any:
+    """The data-free value of a node; `marked` collects, by node, the tensors that it has written."""
     if node.op == "placeholder":
         return pytree.tree_map_only(Tensor, _like, node.meta[VAL])
     if node.op == "get_attr":
@@ -156,6 +157,7 @@ def _without_values(graph: fx.Graph, writers: list[fx.Node]) -> int:
 
 
 def _plan(graph: fx.Graph, writer: fx.Node) -> tuple[str, Any]:
+    """Op and target of the pure form of a write; TraceError if none is certain to be equivalent."""
     written = writer.args[0] if writer.args else None
     overload = pure_overload(writer.target)
     name = str(writer.target).rstrip("_")

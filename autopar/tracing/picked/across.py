@@ -107,6 +107,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _told(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs: Any) -> Any:
+    """The result of a call with rows of one pick along dim `at`; NotImplemented where it is not supported."""
     at, values, met = first.at, first.values, all_in((args, kwargs))
     if name == "size" and len(args) + len(kwargs) <= 2:
         dim = args[1] if len(args) > 1 else kwargs.get("dim")

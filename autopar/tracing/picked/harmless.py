@@ -29,6 +29,7 @@ _FINITE = {  # ops whose results and derivatives are finite for finite operands
     "layer_norm", "rms_norm", "group_norm", "any", "all", "eq", "ne", "lt", "le", "gt", "ge", "cross_entropy",
     "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
 }  # fmt: skip
+# Ops for which integers are indices.
 _INDEXING = {
     "embedding", "gather", "one_hot", "index", "index_select", "cross_entropy", "nll_loss", "multi_margin_loss",
     "multilabel_margin_loss",
@@ -60,6 +61,7 @@ def holding(name: str, met: list[Picked]) -> int:
 
 
 def _given(name: str, one: Picked) -> Tensor:
+    """All rows as an operand of an op, with rows that are not picked filled if their contents may harm it."""
     values = one.values
     if name in _MOVING or values.dtype == torch.bool:
         return values

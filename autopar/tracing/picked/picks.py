@@ -87,6 +87,7 @@ class Picks:
         return across.picked(self, values, parts, masks[0])
 
     def _places(self, func: Any, mask: Tensor, kwargs: dict[str, Any]) -> Any:
+        """The indices that `nonzero`, `argwhere` or `torch.where(mask)` returns."""
         if not mask.ndim or kwargs.keys() - {"as_tuple"}:
             return None
         if mask.dtype != torch.bool:

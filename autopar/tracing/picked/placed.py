@@ -44,6 +44,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _added(picks: Picks, func: Any, key: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`index_add` or `scatter_add` of picked rows at picked indices."""
     named = dict(zip(("self", "dim", "index", key), args, strict=False)) | kwargs
     index, source, dim = named.get("index"), named.get(key), named.get("dim")
     if not isinstance(index, Picked) or not isinstance(source, Picked) or type(dim) is not int or len(named) > 4:
@@ -73,6 +74,7 @@ def _in_order(picks: Picks, func: Any, target: Tensor, mask: Any, rows: Any) -> 
 
 
 def _counted(picks: Picks, values: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """`bincount` of picked values."""
     if not isinstance(values, Picked) or (weights is not None and not isinstance(weights, Picked)):
         return NotImplemented
     if weights is not None and weights.pick is not values.pick:
@@ -85,6 +87,7 @@ def _counted(picks: Picks, values: Any, weights: Any = None, minlength: int = 0)
 
 
 def _scattered(picks: Picks, name: str, in_place: bool, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`scatter` or `scatter_reduce` at picked indices."""
     names = ("self", "dim", "index", "value" if "value" in kwargs else "src", "reduce")
     named = dict(zip(names, args, strict=False)) | kwargs
     target, dim, index = named.pop("self"), named.pop("dim", None), named.pop("index", None)
@@ -104,6 +107,7 @@ def _scattered(picks: Picks, name: str, in_place: bool, args: Any, kwargs: dict[
 
 
 def _written(picks: Picks, target: Tensor, index: Any, value: Any) -> Any:
+    """`target[index] = value`, where picked rows are in the index."""
     parts = index if isinstance(index, tuple) else (index,)
     while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == _WHOLE:
         parts = parts[:-1]

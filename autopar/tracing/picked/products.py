@@ -92,6 +92,7 @@ def _is_open_to(picks: Picks, *met: Picked) -> bool:
 
 
 def _einsum(picks: Picks, equation: Any, *operands: Any) -> Any:
+    """An einsum of rows of one mask: the letter of the row dim is summed over, or kept in the output."""
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or "." in equation or "->" not in equation:

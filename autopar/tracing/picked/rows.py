@@ -25,6 +25,7 @@ ALONG = {  # by op: position of the argument `dim`, and its default
     "normalize": (2, 1), "cosine_similarity": (2, 1), "glu": (1, -1), "chunk": (2, 0), "unbind": (1, 0),
     "split": (2, 0), "select": (1, None), "narrow": (1, None),
 }  # fmt: skip
+# Ops whose first dim is a batch; functions that keep `Picked.places`; and products, which are costly on all rows.
 _OF_A_BATCH = {
     "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d", "max_pool1d", "max_pool2d", "avg_pool1d",
     "avg_pool2d", "one_hot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "pairwise_distance",
@@ -98,6 +99,7 @@ def _places(func: Any, args: Any, made: Tensor) -> int | None:
 
 
 def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Picked]) -> bool:
+    """Whether an op treats each row by itself, given these arguments."""
     first = args[0] if args else None
     if is_elementwise(name, args, kwargs):
         return fit(met, args, kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+# Ops that give equal results for equal arguments.
 _COMPARED_BY_VALUE = {
     "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "and_", "or_",
     "xor", "invert", "not_", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and",

@@ -15,6 +15,7 @@ from autopar.tracing.picked.picks import Picks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
+# By reduction: the fill of rows that are not picked, which does not affect the result.
 _INFINITE = {"amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}
 _NEUTRAL = {"any": False, "all": True, "count_nonzero": 0, "norm": 0, "vector_norm": 0, "prod": 1}
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
@@ -60,6 +61,7 @@ def _are_over_rows(picked: Picked, name: str, rest: Any, kwargs: Any) -> bool:
 
 
 def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """A sum or mean over dims, that of the rows among them."""
     rank = picked.values.ndim
     if dim is not None and not all(isinstance(one, int) for one in (dim if isinstance(dim, (tuple, list)) else (dim,))):
         return NotImplemented
@@ -80,6 +82,8 @@ def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *
 
 
 def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A loss of picked rows. Class losses get `ignore_index` as targets of the other rows; for others, the unreduced
+    loss of all rows is reduced over the picked ones."""
     try:
         bound = inspect.signature(func).bind(*args, **kwargs)
     except TypeError:

@@ -42,6 +42,8 @@ def functionalize(graph: fx.Graph) -> int:
 
 
 class _Functionalization:
+    """Rewrites a graph in order, and tracks which node holds the current value of each alias of a written storage."""
+
     def __init__(self, graph: fx.Graph, writers: list[fx.Node]) -> None:
         self.graph = graph
         self.writers = set(writers)
@@ -133,6 +135,7 @@ class _Functionalization:
         return again
 
     def _replace(self, writer: fx.Node) -> None:
+        """Replace a write by its pure form, or by a call on copies where there is none."""
         args, kwargs = fx.map_arg(writer.args, self.now), fx.map_arg(writer.kwargs, self.now)
         written = writer.meta[WRITES]
         if len(written) == 1:

@@ -93,6 +93,7 @@ class Pure:
         return self.function(twin, *args, **kwargs)
 
     def _twin(self, name: str, args: Any, kwargs: Any) -> fx.Node | None:
+        """The pure form of an in-place method or function."""
         if name == "zero_":
             return self.function(torch.zeros_like, self.target)
         source = args[1] if len(args) > 1 else kwargs.get("value", kwargs.get("other"))  # of `fill_` and `copy_`

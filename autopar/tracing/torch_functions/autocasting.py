@@ -38,6 +38,7 @@ class Autocast:
     def _find(
         self, kind: str, dtype: torch.dtype, func: Callable[..., Any], args: Any, kwargs: Any
     ) -> torch.dtype | None:
+        """The dtype of floating inputs for which the result's dtypes without autocast are those with it."""
         from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
         try:

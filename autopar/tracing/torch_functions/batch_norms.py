@@ -28,6 +28,7 @@ def batch_norms_traceable() -> Iterator[None]:
 
 
 def _traceable(module: _BatchNorm, input: torch.Tensor) -> torch.Tensor:
+    """The forward of a batch norm; a cumulative average is computed from the number of batches as a tensor."""
     mean, var, seen = module.running_mean, module.running_var, module.num_batches_tracked
     averages = module.training and module.track_running_stats and module.momentum is None
     if not averages or mean is None or var is None or seen is None:

@@ -32,6 +32,7 @@ def covariances(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _weights_fit(own: Tensor, fweights: Tensor | None = None, aweights: Tensor | None = None, **others: Any) -> bool:
+    """Whether weights have the shapes and dtypes that torch accepts."""
     observations = own.shape[-1] if own.ndim else 1
     for weights, is_count in ((fweights, True), (aweights, False)):
         if weights is None:

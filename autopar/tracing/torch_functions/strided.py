@@ -23,6 +23,7 @@ _SIGNATURE = inspect.signature(lambda input, size, stride, storage_offset=None: 
 
 
 def as_strided(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Record the call; UntraceableError if it depends on memory other than the tensor's own elements."""
     given = _SIGNATURE.bind(*args, **{"input" if name == "self" else name: value for name, value in kwargs.items()})
     tensor, *numbers = given.args
     size, stride, *start = as_numbers(recorder, numbers)

@@ -26,6 +26,8 @@ _DERIVATIVES = {"grad_impl": "grad", "grad_and_value_impl": "grad_and_value", "_
 
 
 class _Below(TorchDispatchMode):
+    """Records the ops of a transformed function that reach the dispatcher."""
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
