@@ -29,7 +29,7 @@ _KIND = "leaf:"
 
 
 class LeafWarning(AutoparWarning):
-    """A module is one op in the plan: it runs whole on every rank, or is sharded only along the batch."""
+    """A module is one op in the plan: it runs whole on every rank, or is sharded only on the batch."""
 
 
 def split_requests(constraints: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -33,8 +33,7 @@ class Known:
 
 
 def known(tensor: torch.Tensor) -> Known:
-    """Mark an example as known: branches on its contents follow this example, and later calls check that they still
-    do."""
+    """Mark an example as known: branches on its contents follow this example, and calls check that they still do."""
     return Known(tensor)
 
 
