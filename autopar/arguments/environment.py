@@ -27,8 +27,7 @@ def number_in(name: str, default: int | None = None, *, least: int = 1) -> int:
 
 
 def is_on(name: str) -> bool:
-    """Whether a feature that a variable can turn off (0) is on, which is the default. InputError for neither 0 nor
-    1."""
+    """Whether a feature is on, as by default; a variable turns it off with 0. InputError for neither 0 nor 1."""
     text = os.environ.get(name, "1")
     if text not in ("0", "1"):
         raise InputError(f"the environment variable {name} is {text!r}: set it to 0 for off, or to 1, or unset it")

@@ -1,5 +1,4 @@
-"""What Python code can tell about tensors besides shapes and values: their strides, and whether two are the same
-object."""
+"""What Python can tell of tensors besides shapes and values: strides, and whether two are the same object."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ def lie_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def repeated(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """For each tensor the position of its first occurrence; () where all are different objects, as they nearly always
-    are.
+    """For each tensor the position of its first occurrence; () in the usual case that all are different objects.
 
     >>> a, b = torch.ones(1), torch.ones(1)
     >>> repeated([a, b]), repeated([a, b, a])

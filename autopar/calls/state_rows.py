@@ -1,5 +1,4 @@
-"""The dims of states and of later inputs that hold batch rows: with `inputs="local"` each rank has its own part of
-them."""
+"""Dims of states and later inputs that hold batch rows: with `inputs="local"`, each rank has a part of them."""
 
 from __future__ import annotations
 

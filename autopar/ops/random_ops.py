@@ -1,5 +1,4 @@
-"""Ops that draw random numbers, by name. Ops whose local code handles their randomness (dropout, attention) are not
-here."""
+"""Ops that draw random numbers, by name; not those whose local code does so (dropout, attention)."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ def is_without_loss(loss_fn: LossFunction | None, given: Collection[str]) -> boo
 
 
 def _is_example(value: Any) -> bool:
-    """Whether an argument belongs to `meta_args`: it holds tensors, or is an empty container that may be filled (a
-    cache)."""
+    """Whether an argument belongs to `meta_args`: it holds tensors, or is an empty container for some (a cache)."""
     leaves, spec = pytree.tree_flatten(value)
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves) or not (leaves or spec.is_leaf())
 

@@ -61,8 +61,7 @@ def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iter
 
 
 def _alternative(prepared: Prepared, name: str, constraints: tuple[str, ...]) -> Alternative:
-    """The best plan with these constraints. If the budget rules it out, the best plan without a budget, and budget
-    bounds."""
+    """The best plan with these constraints; if none fits the budget, the best one without, and budget bounds."""
     try:
         return _of(name, prepared.solve(constraints=constraints))
     except InputError:

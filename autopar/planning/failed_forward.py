@@ -24,8 +24,7 @@ def as_untraceable(error: Exception, model: nn.Module, compute: torch.dtype | No
 
 
 def _innermost(error: Exception, model: nn.Module) -> str:
-    """The innermost running module. It is named because torch's own layers, as in an nn.Sequential, have no line of
-    user code."""
+    """The innermost running module: torch's own layers, as in an nn.Sequential, have no line of user code to name."""
     running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = next((one for one in reversed(running) if isinstance(one, nn.Module)), None)
     if module is None:

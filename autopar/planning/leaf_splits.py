@@ -47,8 +47,7 @@ class Split(NamedTuple):
 
 
 def find_splits(graph: fx.Graph) -> None:
-    """Set `rule` of every module leaf that can be sharded along the rows of its inputs, and `whole` (why not) of the
-    others.
+    """Set `rule` of each module leaf that can be sharded along its inputs' rows, and `whole` (why not) of others.
 
     `graph` comes from `show_leaf_tensors`. Leaves of the same kind with inputs of the same shapes are traced once.
     """
@@ -64,8 +63,7 @@ def find_splits(graph: fx.Graph) -> None:
 
 
 def _options(module: nn.Module) -> str:
-    """The plain values that a module and its submodules hold, without those that only name their layer
-    (`layer_idx`)."""
+    """The plain values that a module and its submodules hold, without the index of their layer (`layer_idx`)."""
     plain = (bool, int, float, str, torch.dtype, type(None))
     parts = [vars(part).items() for part in module.modules()]
     kept = [[(k, v) for k, v in part if isinstance(v, plain) and not k.startswith("layer_")] for part in parts]

@@ -38,8 +38,7 @@ def mask_notes(graph: fx.Graph) -> tuple[str, ...]:
 
 
 def _mask_input(mask: fx.Node) -> fx.Node | None:
-    """The only input that a mask is computed from, if it has shape [batch, tokens] and a name with "mask"; else
-    None."""
+    """The only input that a mask is computed from, if it is [batch, tokens] and called a mask; else None."""
     inputs, waiting, seen = [], [mask], {mask}
     while waiting:
         node = waiting.pop()

@@ -1,5 +1,4 @@
-"""Parameters and buffers that a model also holds in plain lists, dicts and attributes, which `nn.Module` does not
-track.
+"""Parameters and buffers that a model also holds in plain lists, dicts and attributes, unseen by `nn.Module`.
 
 With `self.weights = [self.embedding.weight]` or `self.__dict__["weight"] = self.projection.weight`, forward reads the
 registered tensors through another reference. Code that replaces a model's registered tensors (a trace by data-free
@@ -49,8 +48,7 @@ class Held:
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
-        """While inside, the registered tensors may be replaced one by one; at the end the references are set to the new
-        ones.
+        """While inside, registered tensors may be replaced one by one; at the end the references follow.
 
         Inside, the references are None, so that they keep no replaced tensor alive.
         """

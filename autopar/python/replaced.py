@@ -65,8 +65,7 @@ def original(function: types.FunctionType) -> types.FunctionType:
 
 
 def is_copy(function: types.FunctionType) -> bool:
-    """Whether `original` made this function. Copies from finished traces live until the next full garbage
-    collection."""
+    """Whether `original` made this function. Copies of finished traces live until the next full collection."""
     return function in _COPIES
 
 
@@ -74,8 +73,7 @@ _MARK = "the replacement stands here"  # a constant of the generated code, which
 
 
 def forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeType:
-    """A code object that calls `replacement`; it has as many free variables as `like`, as assigning `__code__`
-    requires."""
+    """Code that calls `replacement`. To be assigned as `__code__`, it needs as many free variables as `like`."""
     inner = _calling(len(like.co_freevars))
     constants = tuple(replacement if c == _MARK else c for c in inner.co_consts)
     return inner.replace(co_consts=constants, co_name=like.co_name, co_filename=__file__)

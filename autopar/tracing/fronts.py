@@ -34,8 +34,7 @@ class MetaTracer:
 
 
 class HFTracer(MetaTracer):
-    """The tracer of `hf_symbolic_trace`: layers, activations and Conv1D are leaves, everything else is recorded as
-    called."""
+    """The tracer of `hf_symbolic_trace`: layers, activations and Conv1D are leaves; the rest is recorded as called."""
 
     def trace(
         self, root: nn.Module | Callable[..., Any], meta_args: Mapping[str, Any] | None = None, **options: Any

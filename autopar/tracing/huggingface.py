@@ -1,5 +1,4 @@
-"""What Hugging Face models need for tracing: hooked forwards bypassed, a warning muted, caches registered as
-pytrees."""
+"""What Hugging Face models need for tracing: hooked forwards bypassed, a warning muted, caches as pytrees."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def prepared(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bare_forward(model: nn.Module) -> Iterator[None]:
-    """While inside, modules whose `forward` accelerate has wrapped run the original, which it keeps in
-    `_old_forward`."""
+    """While inside, modules whose `forward` accelerate has wrapped run the original, kept in `_old_forward`."""
     wrapped = [(m, vars(m)["forward"]) for m in model.modules() if "_old_forward" in vars(m) and "forward" in vars(m)]
     for module, _ in wrapped:
         vars(module)["forward"] = vars(module)["_old_forward"]

@@ -39,8 +39,7 @@ def is_users(filename: str) -> bool:
 
 
 def current() -> str:
-    """The place ("file:line") of the user's code that is running; "" if only the planner is, as before and after
-    forward."""
+    """The place ("file:line") of the user's code that is running; "" if only the planner's code is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename

@@ -171,8 +171,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         real: Any = None,
         written: Sequence[int] = (),
     ) -> Any:
-        """Write the node of a call and register its result; `written`: the tensors among `seen` that the call wrote
-        into."""
+        """Write the node of a call, and register its result; `written`: which of `seen.tensors` it wrote into."""
         call = written_as(WRITTEN_AS.get(func) or func, args, kwargs)
         given = seen.graph_args[::-1] if call.swapped else seen.graph_args
         node = self.write(call.op, call.target, given, seen.graph_kwargs, call.name)

@@ -101,8 +101,7 @@ def _describe(value: Any, parts: list[Any]) -> None:
 
 
 def _outcome(result: Tensor, inputs: list[Tensor]) -> Tensor | _Outcome:
-    """The cache entry for a call that wrote nothing: if its result has memory of its own, a tensor to `clone` for later
-    ones.
+    """The cache entry for a call that wrote nothing: if the result has its own memory, a tensor to `clone`.
 
     A leaf tensor that requires a gradient is not cached, as `clone` gives no leaf.
     """

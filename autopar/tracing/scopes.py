@@ -84,8 +84,7 @@ class ModuleCalls:
         return module
 
     def release(self) -> None:
-        """Forget the last error, which may have been caught: its frames refer to this object, in a cycle, and to
-        tensors."""
+        """Forget the last error, which may have been caught: its frames refer to tensors, and to this in a cycle."""
         self._failed = None
 
     def blame(self, error: BaseException, path: str) -> None:
@@ -183,8 +182,7 @@ class ModuleCalls:
         return result
 
     def _name(self, module: nn.Module) -> str:
-        """A name for a module outside the model's tree (the loss, or one created in forward); as a leaf it is a
-        constant."""
+        """A name for a module outside the model's tree (the loss, or made in forward); as a leaf it is a constant."""
         path = f"_module_{len(self.paths)}_{type(module).__name__}"
         constants, scope = self.recorder.attributes.constants, self.recorder.scope
         around = scope[-1][0] if scope else ""
@@ -196,8 +194,7 @@ class ModuleCalls:
 
 
 def _has_tensors(value: Any, depth: int = 3) -> bool:
-    """Whether an argument that is no tensor holds tensors: a module, an object, or a function with its captured
-    variables."""
+    """Whether an argument that is no tensor holds some: a module, an object, or a function's captured variables."""
     if isinstance(value, nn.Module):
         return any(True for _ in (*value.parameters(), *value.buffers()))
     if isinstance(value, Tensor):

@@ -88,8 +88,7 @@ class Traced:
         return replace(self, root=model, inputs=inputs, order=None, failures={})
 
     def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
-        """The placeholders' values for a call, in order; raises InputError where the call does not match the traced
-        one."""
+        """The placeholders' values for a call, in order; raises InputError where it is not the traced call."""
         values = matching.bind(self.inputs, args, kwargs or {})
         self.guards.check(values, self.attribute)
         return values
@@ -124,8 +123,7 @@ class Traced:
         return fingerprint(self.graph) == fingerprint(other.graph, same)
 
     def _constants_read(self) -> dict[str, Any]:
-        """The constants that nodes refer to. A module that forward creates (a loss) is none of them: only its ops are
-        nodes."""
+        """The constants that nodes name; not modules that forward creates (a loss), of which only ops are nodes."""
         targets = [f"{node.target}." for node in self.graph.nodes if node.op in ("get_attr", "call_module")]
         return {name: v for name, v in self.constants.items() if any(t.startswith(f"{name}.") for t in targets)}
 

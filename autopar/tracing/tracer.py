@@ -216,8 +216,7 @@ def _told(error: Exception, innermost: dict[str, NotOneOpError]) -> Exception:
 
 
 def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> Traced:
-    """The graph that is also valid for infinite activations, if it only adds clamps; else the given one, with a
-    warning."""
+    """The graph that is valid for infinite activations too, if it only adds clamps; else `traced`, with a warning."""
     try:
         mended = _once(root, inputs, replace(options, are_finite=False))
     except Exception:  # the path of an unhealthy step may raise or ask for more data
@@ -232,8 +231,7 @@ def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -
 
 
 def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions: bool, told: Exception) -> None:
-    """Make the innermost module a leaf for the next attempt, or a function where that is the root; else raise
-    `told`."""
+    """Make the innermost module a leaf from now on, or a function where that is the root; or raise `told`."""
     root, policy = attempt.model, options.policy
     reason = error.reason if isinstance(error, NotOneOpError) else f"{type(error).__name__}: {error}"
     if attempt.calls.is_final:
@@ -250,8 +248,7 @@ def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions
 
 
 def _reason(error: Exception, attempt: Attempt, policy: LeafPolicy) -> str:
-    """Why the rest cannot be traced: `error`, unless the model used a leaf's guessed outputs before, which may be the
-    cause."""
+    """Why the rest cannot be traced: `error`, unless an earlier leaf's guessed outputs may have caused it."""
     own = f"{type(error).__name__}: {error}"
     for module, fault in attempt.recorder.guessed.items():
         kind = type(module).__name__
@@ -277,8 +274,7 @@ def _whole(root: nn.Module, options: Options) -> FunctionType | None:
 
 
 def _alike(root: nn.Module, module: nn.Module) -> list[nn.Module]:
-    """The module and those at the same place of other layers, which would otherwise fail one by one, each in its own
-    trace."""
+    """The module and those at the same place of other layers, which would fail as well, each in its own trace."""
     places = {m: re.sub(r"\d+", "#", path) for path, m in root.named_modules()}
     return [module, *(m for m, place in places.items() if type(m) is type(module) and place == places.get(module))]
 

@@ -14,8 +14,7 @@ PLAIN = frozenset(
 
 
 def value_of(tensor: Tensor) -> Tensor:
-    """The value for an annotation: it shares storage and requires a gradient as the tensor does, but has no autograd
-    graph."""
+    """The value for an annotation: same storage and `requires_grad`, but without autograd graph."""
     value = tensor.detach()
     return value.requires_grad_() if tensor.requires_grad else value
 
@@ -27,16 +26,14 @@ def data_free_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def result_like(tensor: Tensor) -> Tensor:
-    """The same for the result of a call, which its caller may write into: it is no autograd leaf, since writes into one
-    fail."""
+    """The same for a call's result: no autograd leaf, since the caller may write into it."""
     free = data_free_like(tensor)
     made = free.clone() if free.requires_grad else free
     return made if made.stride() == tensor.stride() else free
 
 
 def with_own_identity(tensor: Tensor, inputs: list[Tensor]) -> Tensor:
-    """A view of a tensor that an opaque call returned unchanged from its inputs, so that result and input differ by
-    id."""
+    """A view of a tensor that an opaque call returned from its inputs: results need ids of their own."""
     return tensor.view_as(tensor) if any(tensor is t for t in inputs) else tensor
 
 

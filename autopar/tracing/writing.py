@@ -100,8 +100,7 @@ class GraphWriter:
         return result
 
     def release(self) -> Left:
-        """Drop all references to tensors; returns those that others still reference, as weak references with their
-        places."""
+        """Drop all references to tensors; returns weak references to those that others hold, with their places."""
         nodes = [(t, self.nodes[id(t)]) for t in self.alive]
         made = [(weakref.ref(t), n.meta.get(PLACE, "")) for t, n in nodes if n.op not in ("placeholder", "get_attr")]
         nodes.clear()
@@ -169,8 +168,7 @@ class GraphWriter:
                 self._awaiting[id(tensor)] = self.nodes[id(tensor)].meta[VAL]
 
     def check_backward(self, tensor: Tensor) -> None:
-        """Raise TraceError if a tensor got a custom backward after its node was written: replaying the graph would lose
-        it."""
+        """Raise TraceError if a tensor got a custom backward after its node: a replay of the graph would lose it."""
         if not _has_custom_backward(tensor) or id(tensor) in self._custom:
             return
         awaiting = self._awaiting.pop(id(tensor), None)

@@ -23,8 +23,7 @@ _PRIMES = (13, 17, 19, 23, 29, 31, 37, 41, 43)
 
 @dataclass(frozen=True)
 class FreeSizes:
-    """`group`: a number for every free dim, equal for dims that must have equal sizes. `fixed`: the place that fixed
-    each other dim."""
+    """`group`: a number for each free dim, the same for dims that stay equal. `fixed`: what fixed each other dim."""
 
     group: Mapping[Dim, int] = field(default_factory=dict)
     fixed: Mapping[Dim, str] = field(default_factory=dict)

@@ -64,8 +64,7 @@ class Guards:
             )
 
     def check(self, values: Sequence[torch.Tensor], attribute: Callable[[str], Any]) -> None:
-        """Raise ArgumentError where an answer differs from the trace's. `values`: those of all placeholders, in
-        order."""
+        """Raise ArgumentError where an answer is not the trace's. `values`: those of all placeholders, in order."""
         if self.graph is None:
             return
         graph = self._of_example if [_shape(value) for value in values] == self._shapes else None

@@ -43,8 +43,7 @@ class Argument:
 
 @dataclass
 class Inputs:
-    """Everything that a traced call was given. `fixed`: arguments that were taken as they are. `leaves`: one a
-    placeholder.
+    """Everything that a traced call was given. `fixed`: arguments taken as they are. `leaves`: of the placeholders.
 
     `same`: for a leaf that is the same tensor as an earlier one, the name of that; it has no placeholder then.
     `states`: by the names of their arguments, which come last.

@@ -79,8 +79,7 @@ def key(
 
 
 def looks_of(named: Mapping[str, Any], *, reads_memory: bool) -> tuple[Hashable, Hashable]:
-    """Which of the tensors among arguments are the same object, and the strides of all of them if the trace asked for
-    any."""
+    """Which of the tensors among arguments are the same object; and all strides, if the trace asked for any."""
     tensors = [v for name in sorted(named) for v in pytree.tree_leaves(named[name]) if isinstance(v, torch.Tensor)]
     return repeated(tensors), tuple(map(lie_of, tensors)) if reads_memory else ()
 

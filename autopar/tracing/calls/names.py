@@ -51,8 +51,7 @@ def check_names(
 
 
 def _declared(model: nn.Module, parameters: Mapping[str, inspect.Parameter]) -> set[str] | None:
-    """Names that `**kwargs` may take: those of its TypedDict, of decorators of forward, and of submodules it may be
-    passed to.
+    """Names that `**kwargs` may take: those of its TypedDict, of forward's decorators, and of submodules.
 
     Empty without `**kwargs`; None if any name is possible.
     """

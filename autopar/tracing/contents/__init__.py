@@ -1,2 +1,1 @@
-"""Questions of a forward about the contents of its tensors: answered where these are known, handled or refused
-elsewhere."""
+"""Questions of a forward about the contents of its tensors: answered where known, else handled or refused."""

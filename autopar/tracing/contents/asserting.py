@@ -89,8 +89,7 @@ def _is_caught(code: CodeType, offset: int) -> bool:
 
 
 def _only_raises(handler: list[dis.Instruction]) -> dis.Instruction | None:
-    """The instruction that ends a handler by raising, as for `finally` or `with`; None if the handler may end
-    without."""
+    """The instruction by which a handler raises at its end, as for `finally` or `with`; None if it may not raise."""
     before = ""
     for here, after in pairwise(handler):
         if here.opname in _RAISING:

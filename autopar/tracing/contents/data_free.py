@@ -44,8 +44,7 @@ def _istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> Tensor:
-    """The original checks that windows cover the signal, which needs data. The length follows from the number of
-    frames."""
+    """The original reads data to check that windows cover the signal. The number of frames gives the length."""
     if input.device.type != "meta":
         options = (hop_length, win_length, window, center, normalized, onesided, length, return_complex)
         return torch.istft(input, n_fft, *options)

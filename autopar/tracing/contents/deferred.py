@@ -24,8 +24,7 @@ class _Recipe:
 
 
 class Deferred:
-    """Recipes by data-free tensor. A recipe is invalid once its tensor, or one of its sources, has been written
-    into."""
+    """Recipes by data-free tensor. A recipe is void once its tensor, or one of its sources, is written into."""
 
     def __init__(self) -> None:
         self._recipes: dict[int, _Recipe] = {}

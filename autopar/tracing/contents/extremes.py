@@ -55,8 +55,7 @@ def extremes_computed(recorder: Recorder) -> Iterator[None]:
 
 
 def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of a factory such as `torch.ones`, which converts its sizes to ints before any function mode sees the
-    call."""
+    """A wrapper of a factory (`torch.ones`), which would convert its sizes to ints before a mode sees the call."""
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -109,8 +108,7 @@ def _is_open(recorder: Recorder, one: Any) -> bool:
 
 
 def _beside(one: Any, dtype: torch.dtype) -> Any:
-    """A value as an operand beside tensors of this dtype, without changing it; a fraction beside integers stays a
-    float."""
+    """An operand beside tensors of this dtype, which does not change; a fraction beside integers stays a float."""
     if isinstance(one, Tensor):
         return one
     if type(one) in _NUMBERS:

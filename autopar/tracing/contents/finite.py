@@ -43,8 +43,7 @@ class FiniteChecks:
         self._said: dict[int, tuple[bool, int]] = {}  # by id of a tensor: truth value and tensor version
 
     def note(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any, node: fx.Node) -> None:
-        """Derive the truth value of a call's result, if it is such a check or combines some. `node`: the call's
-        node."""
+        """Note the truth value of a call's result, if it is such a check or combines some. `node`: the call's."""
         if func not in _NOTED or not args or not isinstance(result, Tensor):
             return
         said = None

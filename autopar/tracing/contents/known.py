@@ -85,8 +85,7 @@ class KnownValues:
         return all(id(t) in self.values and self._holds(t) for t in tensors)
 
     def can_tell(self, tensors: Sequence[torch.Tensor], written: Sequence[int] = ()) -> bool:
-        """Whether the values are known or can be computed, or could be before the tensors in `written` were just
-        written."""
+        """Whether the values are known or can be computed, or could before those in `written` were written."""
         return all(
             self._holds(t, i in written) if id(t) in self.values else self.deferred.knows(t)
             for i, t in enumerate(tensors)
@@ -221,8 +220,7 @@ class KnownValues:
         return real is not None and real.untyped_storage()._cdata in self._state
 
     def _unmark(self, tensor: torch.Tensor) -> None:
-        """Remove KNOWN from the nodes of all aliases: their storage is written, and the values at their own time are
-        lost."""
+        """Remove KNOWN from all aliases' nodes: their storage is written, so it is not what they had returned."""
         for key in self._aliases(tensor):
             self._nodes[key].meta.pop(KNOWN, None)
 

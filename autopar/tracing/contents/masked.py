@@ -22,8 +22,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def indexed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Index; uint8 masks are first converted to bool, since torch still accepts them but its data-free kernels do
-    not."""
+    """Index; uint8 masks, which torch still accepts but its data-free kernels do not, are converted to bool."""
     given = args[1] if len(args) > 1 else None
     parts = given if type(given) is tuple else (given,)
     if any(isinstance(one, Tensor) and one.dtype == torch.uint8 and one.ndim for one in parts):

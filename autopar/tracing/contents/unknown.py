@@ -54,8 +54,7 @@ class UnknownNumber:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The number as a 0-d tensor (int64, float64 or bool), computed in the graph without reading a number from
-        data."""
+        """The number as a 0-d tensor (int64, float64 or bool), computed in the graph without `.item()`."""
         if self._tensor is None:
             assert self._made_of is not None
             function, operands = self._made_of

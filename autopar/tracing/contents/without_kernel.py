@@ -86,8 +86,7 @@ def _again_with_numbers(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[
 
 
 def as_numbers(recorder: Recorder, value: Any) -> Any:
-    """Arguments with known integer 0-d tensors replaced by their numbers; the other arguments remain the same
-    objects."""
+    """Arguments with known 0-d integer tensors replaced by numbers; all others remain the same objects."""
 
     def number(value: Any) -> Any:
         if isinstance(value, slice):

@@ -131,8 +131,7 @@ def _current(recorder: Recorder) -> Recorder:
 
 
 def record_cond(recorder: Recorder, pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
-    """Record a cond as one node. Both bodies take the operands and everything that either of them reads from
-    outside."""
+    """Record a cond as one node; both bodies take the operands and what either of them reads from outside."""
     bodies = [Body(recorder), Body(recorder)]
     for body, function in zip(bodies, (true_fn, false_fn), strict=True):
         body.run(function, operands)

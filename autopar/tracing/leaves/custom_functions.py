@@ -123,8 +123,7 @@ def _check_reads(recorder: Recorder, target: CustomFunction, args: Sequence[Any]
 
 
 def _run_data_free(target: CustomFunction, forward: Callable[..., Any], *args: Any) -> Any:
-    """Run the function; if it creates a tensor on a device other than its operands', run it again with meta as the
-    default."""
+    """Run the function; if devices differ, since it creates a tensor without device, again with meta as default."""
     with Drawing() as drawing:
         try:
             result = forward(*args)

@@ -21,8 +21,7 @@ _OF_TORCH = ("aten", "prim", "prims", "quantized", "profiler", "higher_order")  
 
 
 def outputs_of_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Data-free outputs of a custom operator for data-free arguments; None for other functions, and if a trial
-    fails."""
+    """Data-free outputs of a custom operator for data-free arguments; None for others, or if a trial fails."""
     if not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return None
     name = func._schema.name if isinstance(func, torch._ops.OpOverload) else func._qualified_op_name

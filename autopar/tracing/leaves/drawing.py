@@ -1,5 +1,4 @@
-"""Whether code that becomes one node draws random numbers: then all ranks that hold the result must draw the same
-ones."""
+"""Whether code that becomes one node draws random numbers; ranks that hold its result must draw the same."""
 
 from __future__ import annotations
 

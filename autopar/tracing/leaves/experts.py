@@ -1,5 +1,4 @@
-"""The experts of a mixture of experts (transformers): each call is one node, from tokens and their routes to the
-weighted sum.
+"""The experts of a mixture of experts (transformers): one node a call, from tokens and routes to weighted sums.
 
 Inside, tokens are sorted by expert. This order depends on data and on all tokens, so no op in there could be sharded.
 As a whole, the experts can be sharded in three ways: along tokens, which are independent; over experts, where each rank
@@ -104,8 +103,7 @@ class Experts:
 
 
 def _plain_class(module_class: type[nn.Module]) -> type:
-    """A class with the methods of a module class that is no nn.Module: torch.compile does not support copies of
-    modules."""
+    """A class with a module class's methods that is no nn.Module, of which torch.compile supports no copies."""
 
     def __init__(self: Any, module: nn.Module, parameters: Mapping[str, Tensor]) -> None:
         for held in (module.__dict__, module._modules, module._buffers, parameters):

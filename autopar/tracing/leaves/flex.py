@@ -40,8 +40,7 @@ class FlexAttention:
         return run(query, key, value, score_mod=score_mod, block_mask=block_mask, **self.options)
 
     def _without_data(self, query: Tensor, key: Tensor, value: Tensor, lifted: tuple[Tensor, ...]) -> Tensor:
-        """Shapes, FLOPs and saved tensors of attention without a mask; lifted tensors that are trained get a gradient
-        too."""
+        """Shapes, FLOPs and saved tensors of attention without a mask; trained lifted tensors get a gradient."""
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, scale=self.options.get("scale"), enable_gqa=self.options.get("enable_gqa", False)
         )

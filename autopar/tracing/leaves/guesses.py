@@ -20,8 +20,7 @@ _SMALL_FOR_AN_OP = 1 << 25  # elements of all operands of an op that runs on ran
 
 
 class Guesses(TorchFunctionMode):
-    """Answers questions about data with a guess; at most `_QUESTIONS` times, since a loop that data ends may ask
-    forever."""
+    """Answers questions about data with a guess, `_QUESTIONS` times at most: a loop may end only by data."""
 
     def __init__(self, answer: bool) -> None:
         super().__init__()
@@ -64,8 +63,7 @@ class Guesses(TorchFunctionMode):
 
 
 def _run_op_for_real(func: Any, args: Any, kwargs: Any, least: int) -> Any:
-    """The result of an op without a data-free kernel, run on random data from `least` to `least + 1`, if operands are
-    small."""
+    """The result of an op without data-free kernel on random data of at least `least`, if operands are small."""
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     if not tensors or sum(t.numel() for t in tensors) > _SMALL_FOR_AN_OP:
         raise NotImplementedError(f"{getattr(func, '__name__', func)} needs data, and more than a trial may have")

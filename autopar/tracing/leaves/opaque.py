@@ -91,8 +91,7 @@ def outputs_of(
 def outputs_of_function(
     run: Callable[[], Any], path: str, attributes: Attributes, nodes: Mapping[int, fx.Node]
 ) -> tuple[Any, int]:
-    """Data-free outputs of a call, and its FLOPs; raises NumbersOfData as `outputs_of` does, or the error of the last
-    try.
+    """Data-free outputs and FLOPs of a call; raises NumbersOfData as `outputs_of`, or the last try's error.
 
     `attributes`: those of the model whose submodules the call may run.
     """
@@ -108,8 +107,7 @@ def _agreed(
     inside: bool,
     guessing: bool,
 ) -> tuple[Any, int]:
-    """Outputs and FLOPs of the first attempt that succeeds, `real` ones first; if these hold numbers, all attempts must
-    agree.
+    """Outputs and FLOPs of the first attempt that succeeds, `real` ones first; numbers in them must agree in all.
 
     Numbers that follow from an assumed output are not accepted: the sum of the losses that a criterion returns in a
     dict, for example, was 0 when a tensor stood for that dict.

@@ -181,6 +181,5 @@ def _data_free(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _is_new(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was created since the trace began: as garbage collection is off, only these are in generation
-    0."""
+    """Whether a tensor was created since the trace began: collection is off, so only these are in generation 0."""
     return any(found is tensor for found in gc.get_objects(generation=0))

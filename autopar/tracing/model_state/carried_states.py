@@ -1,5 +1,4 @@
-"""States, which forward carries from call to call in attributes: once one is found, the model is traced again with it
-as an input."""
+"""States, which forward carries between calls in attributes: where one is found, it becomes an input of a new trace."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def with_states(root: nn.Module, inputs: Inputs, run: Run, once: Run, known: Map
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """An example of a state's value; for a DTensor, as calls of the plan set it, a data-free tensor of its global
-    shape."""
+    """An example of a state's value; for a DTensor, which calls of the plan set, data-free of its global shape."""
     if not hasattr(tensor, "full_tensor"):
         return tensor
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -159,8 +159,7 @@ class LeftBehind:
         return any(module is inner for leaf in leaves for inner in leaf.modules())
 
     def attributes(self, recorder: Recorder, reads: PlainReads, leaves: Iterable[nn.Module] = ()) -> Left:
-        """Sort the attributes that forward has changed: those that calls of the graph set, states, and those that are
-        lost.
+        """Sort the attributes that forward has changed: set by calls of the graph, states, or lost.
 
         Set: values with tensors computed from this call's inputs or parameters, as a loss that the loop reads, or an
         attention map. If forward has read the old value before, the next call continues from it: a state. So is a
@@ -218,8 +217,7 @@ class LeftBehind:
         return found._replace(set=sorted(found.set, key=lambda one: one[:2]), lost=tuple(lost))
 
     def _is_bound(self, one: _Before, name: str, old: Any, new: Any) -> bool:
-        """Whether a rebound buffer is not written by `write_buffers`: it was None, had another shape, or is the
-        loss's."""
+        """Whether `write_buffers` leaves out a rebound buffer: it was None, had another shape, or is the loss's."""
         if name not in one.buffers or not isinstance(new, torch.Tensor):
             return False
         return old is None or one.path in self._of_loss or (new.shape, new.dtype) != (old.shape, old.dtype)
@@ -280,8 +278,7 @@ def _is_other(new: Any, old: Any) -> bool:
 
 
 def _untold(error: TraceError, one: _Before, name: str, policy: LeafPolicy) -> str:
-    """The error's message; if there are function leaves, why there is the last one, which most likely bound the
-    buffer."""
+    """The error's message; or why there is a function leaf, if any, which most likely bound the buffer."""
     reason = next(reversed(policy.functions.values()), None)
     full = f"{one.path}.{name}" if one.path else name
     return error.message if reason is None else nor_one_op(reason, f"it binds '{full}' to another tensor")

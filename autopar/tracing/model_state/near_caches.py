@@ -60,8 +60,7 @@ def _is_others(name: Any) -> bool:
 
 
 def _walked(spaces: Iterable[dict[Any, Any]]) -> Iterator[Any]:
-    """Tensors, dicts, lists and lru_caches that are reachable from these namespaces through classes, functions, plain
-    objects and each other."""
+    """Tensors, dicts, lists and lru_caches reachable from these namespaces, also through classes and functions."""
     seen = set[int]()
     waiting = [(value, DEPTH) for space in spaces for value in list(space.values()) if not _is_nothing(value)]
     while waiting:

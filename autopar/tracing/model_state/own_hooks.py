@@ -39,8 +39,7 @@ def own_hooks_left_out(model: nn.Module) -> Iterator[None]:
 
 
 def users_hooks(model: nn.Module) -> list[str]:
-    """Paths of the submodules with forward hooks of the user's own code (not of installed packages); "all modules" for
-    global hooks."""
+    """Paths of submodules with forward hooks of the user's own code; "all modules" for global hooks."""
     for_all = (*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values())
     hooks = [("all modules", hook) for hook in for_all] + [
         (path, hook)

@@ -1,5 +1,4 @@
-"""Plain values that a forward reads from its modules. The graph holds their values, so calls check whether they
-changed.
+"""Plain values that a forward reads from its modules. They are constants of the graph, so calls check them.
 
 Training loops set many such values: the weight of a loss term, the stage of a network that grows, a dropout's `p`, a
 field of the config. While a model is traced, reads of attributes are noted for modules, objects that they hold, and the
@@ -126,8 +125,7 @@ class PlainReads:
             self._patched.add(kind)
 
     def _state_of_loss(self) -> list[Place]:
-        """The places of `training` and the buffers of the loss's modules; for the model's modules other code checks
-        these."""
+        """The places of `training` and buffers of the loss's modules; those of the model are checked elsewhere."""
         modules = [(path, owner) for path, owner in self._of_loss.items() if isinstance(owner, nn.Module)]
         return [(path, (name,)) for path, owner in modules for name in ("training", *owner._buffers)]
 

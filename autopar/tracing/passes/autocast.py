@@ -1,5 +1,4 @@
-"""Autocast regions of exported graphs: explicit casts convert the inputs of a region's body to the dtype it computes
-in."""
+"""Autocast regions of exported graphs: explicit casts of a body's inputs to the dtype that it computes in."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from torch import fx
 
 
 def remove_unnecessary_slices(graph: fx.Graph) -> int:
-    """Replace a full-range `aten.slice` by its input, and a `copy_` of equal shape, whose target is not used later, by
-    its source.
+    """Replace full-range `aten.slice` by its input, and `copy_` of equal shape into a dead target by its source.
 
     Returns how many nodes were removed. For the copies, nodes need `val`.
     """

@@ -1,2 +1,1 @@
-"""Rows that a mask of unknown contents picks, `logits[mask]`: ops run on all rows and leave out those that are not
-picked."""
+"""Rows that a mask of unknown contents picks, `logits[mask]`: ops run on all rows and leave out the others."""

@@ -31,8 +31,7 @@ _OF_CLASSES = ("cross_entropy", "nll_loss", "multi_margin_loss", "cosine_embeddi
 
 
 def picked(picks: Picks, values: Tensor, parts: tuple[Any, ...], place: int) -> Picked | None:
-    """What an index of slices, numbers and one mask picks; slices and numbers are applied first. None if the index does
-    not fit `values`."""
+    """What an index of slices, numbers and one mask picks, the mask applied last; None if it does not fit `values`."""
     found = located(values, parts, place)
     if found is None:
         return None
@@ -79,8 +78,7 @@ def lying(rows: Any, at: int) -> Any:
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result, or NotImplemented for calls with rows along the first dim; UnknownDataError for those that are not
-    supported."""
+    """The result, NotImplemented for rows along the first dim, or UnknownDataError for what is not supported."""
     met = all_in((args, kwargs))
     name = plain_name(func)
     first = met[0]
@@ -242,8 +240,7 @@ def _indexed(picks: Picks, first: Picked, index: Any) -> Any:
 
 
 def _in_a_row(picks: Picks, name: str, first: Picked, rest: Any, kwargs: Any) -> Any:
-    """Flattened dims up to that of the rows, `x[:, mask].flatten(0, 1)`: the rows of all leading indices,
-    concatenated."""
+    """Flattened dims up to that of the rows, `x[:, mask].flatten(0, 1)`: rows of all leading indices in sequence."""
     at, sizes = first.at, first.values.shape
     behind = list(sizes[at + 1 :])
     if name == "flatten":

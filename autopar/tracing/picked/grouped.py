@@ -1,8 +1,7 @@
-"""The same number of picked rows in each sample, `x[visible].reshape(batch, 49, -1)` of masked autoencoders: a plain
-tensor again.
+"""The same number of picked rows in each sample, `x[visible].reshape(batch, 49, -1)`: a plain tensor again.
 
-In each sample the picked rows come first. If their number differs from that in the call, the indices that are read
-exceed the last row: an error when the model runs.
+Masked autoencoders do this. In each sample the picked rows come first. If their number differs from that in the call,
+the indices that are read exceed the last row: an error when the model runs.
 """
 
 from __future__ import annotations

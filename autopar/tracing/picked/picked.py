@@ -31,8 +31,7 @@ FILLED, FINITE, ANY = 2, 1, 0
 
 
 class Pick:
-    """A mask of unknown contents as it was when it picked rows, its complement, both also flat, and the number of
-    picked rows."""
+    """A copy of a mask of unknown contents that picked rows, its complement, both also flat, and the rows' number."""
 
     def __init__(self, recorder: Recorder, mask: Tensor) -> None:
         self.recorder, self.node = recorder, recorder.node_of(mask)
@@ -66,15 +65,13 @@ class Pick:
         return self.counted
 
     def is_of(self, mask: Tensor) -> bool:
-        """Whether a mask has the same contents: the same tensor, unchanged, or computed the same way (`labels >= 0`,
-        twice)."""
+        """Whether a mask has these contents: the same tensor, unchanged, or computed alike (`labels >= 0`, twice)."""
         if mask is self._given:
             return mask._version == self._version
         return mask.shape == self.mask.shape and self.is_made_by(self.recorder.node_of(mask))
 
     def is_made_by(self, node: Any) -> bool:
-        """Whether a node's result has the mask's contents, as no tensor that it was computed from has been written
-        into."""
+        """Whether a node's result has the mask's contents; tensors that it was computed from must not be written."""
         read: set[fx.Node] = set()
         if not same_contents(self.node, node, read):
             return False

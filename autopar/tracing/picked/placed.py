@@ -23,8 +23,7 @@ _ADDING = {"index_add": "source", "scatter_add": "src"}
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The written tensor or the sums (None for `__setitem__`), with the write in the graph; NotImplemented for other
-    calls."""
+    """The sums or the written tensor (None for `__setitem__`); NotImplemented for any other call."""
     first = args[0] if args else None
     if func is Tensor.__setitem__ and is_plain(first):
         return _written(picks, first, args[1], args[2])

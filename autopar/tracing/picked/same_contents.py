@@ -1,5 +1,4 @@
-"""Whether two tensors of a trace have equal contents because they were computed in the same way: `labels >= 0`,
-twice."""
+"""Whether two tensors of a trace are equal because they were computed alike: `labels >= 0`, twice."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ _COMPARED_BY_VALUE = {
 
 
 def same_contents(a: Any, b: Any, read: set[fx.Node]) -> bool:
-    """Whether two nodes, or arguments, have equal contents, provided that nothing was written into the nodes noted in
-    `read`."""
+    """Whether two nodes, or arguments, are equal, provided that nothing writes into the nodes added to `read`."""
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(same_contents(one, other, read) for one, other in zip(a, b, strict=True))
     if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):

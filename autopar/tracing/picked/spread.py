@@ -45,8 +45,7 @@ def _over_all(picks: Picks, func: Any, name: str, rows: Picked, rest: Any, kwarg
 
 
 def _spread(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: dict[str, Any]) -> Any:
-    """The sum of squared deviations, divided by the number of picked rows less the correction (at least 0, as in
-    torch)."""
+    """The sum of squared deviations, over the number of picked rows less the correction (as in torch, at least 0)."""
     rest = list(rest)
     is_old = bool(rest) and isinstance(rest[0], bool)  # `std(unbiased)`
     correction: Any = rest.pop(0) if is_old else None

@@ -159,8 +159,7 @@ def _viewed(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: Any) -> An
 
 
 def all_in_a_row(picks: Picks, rows: Picked, wanted: list[int], *, whole: bool) -> Picked:
-    """Rows of all indices of the dims before, concatenated; with `whole`, their elements flattened, else rows of shape
-    `wanted`."""
+    """Rows of all indices of the dims before, in sequence; `whole`: as elements, else as rows of shape `wanted`."""
     sizes = [int(size) for size in rows.values.shape]
     before, behind = sizes[: rows.at], sizes[rows.at + 1 :] if whole else []
     with picks.recorder.on():
@@ -173,8 +172,7 @@ def all_in_a_row(picks: Picks, rows: Picked, wanted: list[int], *, whole: bool) 
 
 
 def narrower(picks: Picks, pick: Pick, elements: int) -> Pick | None:
-    """The pick of the mask that `pick`'s mask is an expansion of, along last dims with this many elements; None if
-    unknown."""
+    """The pick of the mask of which `pick`'s is an expansion along last dims with so many elements; None if unknown."""
     key = ("each", pick, elements)
     if key in picks.joined:
         return picks.joined[key]
@@ -194,8 +192,7 @@ def narrower(picks: Picks, pick: Pick, elements: int) -> Pick | None:
 
 
 def _constant_along(picks: Picks, node: Any, rank: int, dims: int) -> Tensor | None:
-    """A mask without its dims from `dims` on, if it or its operands were expanded along these; None if that is not
-    known."""
+    """A mask without its dims from `dims` on, if it or its operands were expanded along these; None if unknown."""
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     if name in _BY_ELEMENT and not node.kwargs and node.meta[VAL].ndim == rank:
         parts = [_constant_along(picks, one, rank, dims) if isinstance(one, fx.Node) else one for one in node.args]

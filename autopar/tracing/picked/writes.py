@@ -44,8 +44,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def changed(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In-place pointwise ops on picked rows: `rows += 1`, `rows.mul_(v)`. All rows are written, if the operands
-    broadcast."""
+    """In-place pointwise ops on picked rows: `rows += 1`, `rows.mul_(v)`. All rows are written."""
     rows, others = args[0], args[1:]
     name = meaning(func, args)
     met = all_in((args, kwargs))

@@ -1,2 +1,1 @@
-"""Rewriting of a recorded graph: in-place writes become values, biases are split off products, dead nodes are
-removed."""
+"""Rewriting of a recorded graph: in-place writes made pure, biases split off products, dead nodes removed."""

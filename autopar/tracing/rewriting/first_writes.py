@@ -23,8 +23,7 @@ _NAMES: dict[Any, str] = {function: name for name, function in ELEMENTWISE.items
 
 
 def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.Node]:
-    """Note these writes at their parameters (`FIRST_WRITES`), and remove them from the graph; returns the removed
-    `writers`."""
+    """Note such writes at their parameters (`FIRST_WRITES`) and mark them for removal; returns these `writers`."""
     taken: set[fx.Node] = set()
     by_storage: dict[int | None, list[fx.Node]] = {}
     for writer in writers:
@@ -41,8 +40,7 @@ def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.N
 
 
 def _read(graph: fx.Graph, writers: Collection[fx.Node], into_parameters: set[fx.Node]) -> set[fx.Node]:
-    """The nodes that the graph's results depend on, apart from writes into parameters; these nodes stay in the
-    graph."""
+    """The nodes that the graph's results depend on, apart from writes into parameters; they stay in the graph."""
     found: set[fx.Node] = set()
     ahead = [node for node in graph.nodes if node.op == "output"]
     ahead += [writer for writer in writers if writer not in into_parameters]

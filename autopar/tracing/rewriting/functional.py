@@ -26,8 +26,7 @@ def write(base: Tensor, key: Any, value: Any) -> Tensor:
 
 
 def write_view(base: Tensor, value: Tensor, view: str, args: Any, kwargs: Any, index: int | None = None) -> Tensor:
-    """`base` after its view `base.view_name(*args, **kwargs)` was overwritten by `value`; `index` selects one of
-    several views.
+    """`base` after its view `base.view_name(*args, **kwargs)` was overwritten by `value`; `index` selects a view.
 
     `view` is the name of a method or function, or of an operator ("aten.diagonal.default"), as seen below vmap.
 

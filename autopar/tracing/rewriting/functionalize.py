@@ -87,8 +87,7 @@ class _Functionalization:
                 self.graph.erase_node(node)
 
     def _check_parameters(self) -> None:
-        """Raise UntraceableError if a parameter is written: calls read gathered copies of parameters, and drop
-        these."""
+        """Raise UntraceableError if a parameter is written: calls read gathered copies, which are dropped."""
         for storage, node in self.base.items():
             if node.op == "get_attr" and isinstance(node.meta[VAL], torch.nn.Parameter):
                 writers = {w: [storage_of(n.meta[VAL]) for n in w.meta[WRITES]] for w in self.writers}
@@ -101,8 +100,7 @@ class _Functionalization:
                 )
 
     def _note_arguments(self, node: fx.Node) -> None:
-        """Note the arguments with which a view is recomputed: `self.queue[self.step]` stays the same row after step
-        changes."""
+        """Note a view's arguments for recomputing it: `self.queue[self.step]` stays that row when step changes."""
         parent = self.parent[node]
         self.arguments[node] = fx.map_arg((node.args, node.kwargs), lambda n: n if n is parent else self.now(n))
 

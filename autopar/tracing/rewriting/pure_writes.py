@@ -116,16 +116,14 @@ class Pure:
         return node
 
     def _function_twin(self, name: str, args: Any, kwargs: Any) -> fx.Node | None:
-        """`torch.threshold` for `F.threshold_`, which is no method; None if there is none, or it draws random
-        numbers."""
+        """`torch.threshold` for `F.threshold_`, which is no method; None if there is none, or a random one."""
         pure = getattr(torch, name, None) or getattr(torch.nn.functional, name, None)
         if pure is None or is_random(pure) or self._dtype_of(pure, args, kwargs) != self.value.dtype:
             return None
         return self.function(pure, *args, **kwargs)
 
     def _dtype_of(self, pure: Any, args: Any, kwargs: Any) -> torch.dtype | None:
-        """The dtype of the pure call's result, which may be promoted where the write's is not; None if its shape
-        differs."""
+        """The dtype of the pure call, which may be promoted where the write's is not; None if shapes differ."""
         values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta[VAL])
         try:
             with torch.no_grad():

@@ -24,8 +24,7 @@ class Autocast:
         self._seen: dict[Any, torch.dtype | None] = {}
 
     def input_dtype(self, kind: str, func: Callable[..., Any], args: Any, kwargs: Any) -> torch.dtype | None:
-        """The dtype that floating inputs are cast to under autocast of device type `kind`; None: they stay as they
-        are."""
+        """The dtype that floating inputs are cast to under autocast of device type `kind`; None for no cast."""
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         dtype = torch.get_autocast_dtype(kind)
         if not any(_is_cast(t) for t in tensors) or getattr(func, "__name__", "") in ("to", "type", "float", "detach"):

@@ -1,5 +1,4 @@
-"""The fused inference paths of `torch.nn` (`nn.TransformerEncoder` and others) are off: their unfused ops are
-traced."""
+"""The fused inference paths of `torch.nn` (as of `nn.TransformerEncoder`) are off: their ops are traced."""
 
 from __future__ import annotations
 

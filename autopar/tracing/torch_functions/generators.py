@@ -1,5 +1,4 @@
-"""Generators that forward passes to random ops are ignored: a planned model draws from a seed and a counter on all
-ranks."""
+"""Generators that forward passes to random ops are ignored: planned models draw from a seed and a counter."""
 
 from __future__ import annotations
 

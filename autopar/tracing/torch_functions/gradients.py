@@ -65,10 +65,9 @@ def _begin_at(recorder: Recorder, tensor: torch.Tensor) -> None:
 def _gradients(
     recorder: Recorder, asked: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    """The results of such a call on data-free tensors, which have no history; the graph tells which inputs lead to an
-    output.
+    """The data-free results of such a call; as tensors have no history, the graph tells which inputs matter.
 
-    Raises RuntimeError, as torch does, for an input that leads to none.
+    Raises RuntimeError, as torch does, for an input that leads to no output.
     """
     ends = [recorder.node_of(tensor) for tensor in pytree.tree_leaves(asked["outputs"]) if tensor.requires_grad]
     leading = _ancestors(ends)

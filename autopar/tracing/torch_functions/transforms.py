@@ -70,8 +70,7 @@ class _Below(TorchDispatchMode):
 
 @contextlib.contextmanager
 def transformed_bodies(recorder: Recorder) -> Iterator[None]:
-    """While inside, calls of functions transformed by `torch.vmap` or `torch.func` are recorded as ops on plain
-    tensors."""
+    """While inside, functions transformed by `torch.vmap` or `torch.func` are recorded as ops on plain tensors."""
     apis: Any = torch._functorch.apis
     eager: Any = torch._functorch.eager_transforms
     held = weakref.ref(recorder)  # torch keeps lists of its functions, which may keep these replacements alive

@@ -1,5 +1,4 @@
-"""`Tensor.type`, the legacy way to handle dtypes: without an argument it returns the name of a tensor class, with one
-it casts.
+"""`Tensor.type`, the legacy handling of dtypes: it returns the name of a tensor class, or casts to one.
 
 The class includes a device: data-free tensors report the device that they claim, and never move.
 """
