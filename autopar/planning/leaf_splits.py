@@ -31,7 +31,7 @@ from autopar.tracing.rewriting.cleaning import WRITES
 _ROWS = Spot(0, 1)  # in dim 0, with no factor before
 _SHAPED = {"view", "reshape", "expand", "repeat", "unflatten"}  # ops whose sizes may include the number of rows
 _OF_DTYPE = {"to", "type_as"}  # ops that read only the dtype of a second tensor, no element
-_FILLED = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # makers of equal rows
+_FILLED = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # equal rows
 _ADAPTING = {"", "shape", "split", "slice", "groups"}  # local code that the leaf's own code makes unnecessary
 
 

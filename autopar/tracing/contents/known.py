@@ -220,7 +220,7 @@ class KnownValues:
         return real is not None and real.untyped_storage()._cdata in self._state
 
     def _unmark(self, tensor: torch.Tensor) -> None:
-        """Remove KNOWN from all aliases' nodes: their storage is written, so it is not what they had returned."""
+        """Remove KNOWN from all aliases' nodes: the storage is written, and no longer holds their results."""
         for key in self._aliases(tensor):
             self._nodes[key].meta.pop(KNOWN, None)
 

@@ -24,7 +24,8 @@ _AS_ANOTHER = frozenset(("to", "type_as", *(one.__name__ for one in AS_ANOTHER))
 
 @dataclass(frozen=True)
 class Look:
-    """The look of a tensor that a trace made, and its contents if known; the tensor itself must not be kept alive."""
+    """What is kept of a tensor that a trace made: shape, strides, dtype, and contents if known; never the tensor
+    itself."""
 
     shape: torch.Size
     stride: tuple[int, ...]

@@ -23,7 +23,7 @@ _NAMES: dict[Any, str] = {function: name for name, function in ELEMENTWISE.items
 
 
 def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.Node]:
-    """Note such writes at their parameters (`FIRST_WRITES`) and mark them for removal; returns these `writers`."""
+    """Note such writes at their parameters (`FIRST_WRITES`), and erase their nodes; returns these `writers`."""
     taken: set[fx.Node] = set()
     by_storage: dict[int | None, list[fx.Node]] = {}
     for writer in writers:

@@ -149,8 +149,8 @@ class _Functionalization:
     def _run_on_copies(self, writer: fx.Node, args: Any, kwargs: Any) -> None:
         """Replace a write by the same call on copies, which it writes into and returns.
 
-        The copies are made inside the call. As separate nodes they might get other layouts than the call's operands
-        need.
+        The call makes the copies itself. Copies that are nodes of their own could be sharded differently from the
+        call's operands, and the writes into them would be lost.
         """
         written = writer.meta[WRITES]
         leaves = pytree.tree_leaves((args, kwargs))
