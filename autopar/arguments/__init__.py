@@ -1,1 +1,1 @@
-"""What users give beside a model: arguments, files, names and variables of the environment, checked."""
+"""Checks of what users give besides a model: arguments, files, name patterns and environment variables."""

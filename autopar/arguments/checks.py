@@ -1,4 +1,4 @@
-"""What arguments must be, each told by its name where it is something else."""
+"""Checks of arguments. An error names the argument, its value, and what it must be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from autopar.errors import InputError
 
 SOLVERS = ("highs", "cbc")
-"""Of integer programs. Here, since a run of a plan reads its options without importing pulp."""
+"""Solvers of integer programs. Listed here because running a plan checks the options without importing pulp."""
 
 
 def count_of(name: str, value: Any) -> int:
@@ -30,7 +30,7 @@ def count_of(name: str, value: Any) -> int:
 
 
 def seconds_of(name: str, value: Any) -> float:
-    """A number of more than 0."""
+    """A number greater than 0."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         raise InputError(f"{name} is {value!r}: it must be a number, more than 0 seconds")
     return value
@@ -44,14 +44,14 @@ def solver_of(value: Any) -> str:
 
 
 def flag_of(name: str, value: Any) -> bool:
-    """True or False, and nothing that stands for one."""
+    """True or False; values that are merely truthy or falsy, such as 1 or None, are refused."""
     if not isinstance(value, bool):
         raise InputError(f"{name} is {value!r}: it must be True or False")
     return value
 
 
 def module_of(value: Any) -> nn.Module:
-    """A model."""
+    """A model whose parameters and buffers have shapes and are dense."""
     if not isinstance(value, nn.Module):
         raise InputError(f"the model is of {type(value).__name__}: it must be a torch.nn.Module")
     lazy = [name for name, parameter in value.named_parameters() if is_lazy(parameter)]
@@ -67,7 +67,7 @@ def module_of(value: Any) -> nn.Module:
 
 
 def loss_of(value: Any) -> Callable[..., Any] | None:
-    """What is called with the model's output; None where the model itself returns the loss."""
+    """The loss function, which is called with the model's output; None where the model itself returns the loss."""
     if isinstance(value, type):
         raise InputError(f"loss_fn is the class {value.__name__}: give what is called, such as {value.__name__}()")
     if value is not None and not callable(value):
@@ -88,7 +88,7 @@ def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def texts_of(name: str, value: Any) -> tuple[str, ...]:
-    """One text or several; None is none.
+    """One text or several, as a tuple; None gives an empty one.
 
     >>> texts_of("constraints", "fsdp"), texts_of("constraints", None)
     (('fsdp',), ())

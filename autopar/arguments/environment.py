@@ -1,4 +1,4 @@
-"""Environment variables that are read: one with a value that it cannot have is named, with what to do about it."""
+"""Environment variables. An error about an invalid value names the variable and says what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autopar.errors import InputError
 
 
 def number_in(name: str, default: int | None = None, *, least: int = 1) -> int:
-    """A whole number that torchrun sets; `default` where it is not set, or InputError where there is none.
+    """A whole number that torchrun sets. Where it is not set: `default`, or InputError if there is no default.
 
     >>> number_in("NOBODY_SETS_THIS", 8)
     8
@@ -27,7 +27,7 @@ def number_in(name: str, default: int | None = None, *, least: int = 1) -> int:
 
 
 def is_on(name: str) -> bool:
-    """Whether what a variable turns off with 0 is on, as where it is not set; InputError for neither 0 nor 1."""
+    """Whether a feature is on, as by default; a variable turns it off with 0. InputError for neither 0 nor 1."""
     text = os.environ.get(name, "1")
     if text not in ("0", "1"):
         raise InputError(f"the environment variable {name} is {text!r}: set it to 0 for off, or to 1, or unset it")

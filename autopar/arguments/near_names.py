@@ -1,4 +1,4 @@
-"""What a name pattern that matches nothing may have meant."""
+"""Suggestions for a name pattern that matches nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _WILD = frozenset("*?[")
 
 
 def did_you_mean(pattern: str, names: Iterable[str]) -> str:
-    """How a message ends that says that nothing is called so; nothing where no name is near.
+    """The end of a message that says that nothing has this name; empty where no name is close.
 
-    The pattern of what is inside comes first, or of what is anywhere, then words that are misspelt.
+    Tried first are patterns with more before or after the given one (its submodules, or the same name anywhere), then
+    corrected spelling.
 
     >>> did_you_mean("head", ["head.weight"])
     ": did you mean 'head.*'?"
@@ -36,7 +37,7 @@ def _wider(*patterns: str) -> Iterator[str]:
 
 
 def _spelt(pattern: str, words: Collection[str]) -> str:
-    """The pattern with each word that no name has in the place of the nearest one."""
+    """The pattern, with each word that occurs in no name replaced by the closest one."""
     return ".".join(word if _WILD & set(word) else _nearest(word, words) for word in pattern.split("."))
 
 

@@ -1,4 +1,4 @@
-"""Files of text that users name: where one is, and one written."""
+"""Text files that users name: their paths, and writing them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from autopar.errors import InputError
 
 
 def path_of(what: str, value: Any, done: str = "read from") -> Path:
-    """Where something is, or goes; InputError for what is no path."""
+    """The path to read something from or write it to; InputError for a value that is no path."""
     if not isinstance(value, (str, os.PathLike)):
         raise InputError(f"{what} is {done} a path, and {type(value).__name__} is none: give text or a Path")
     return Path(value)
 
 
 def write_text(what: str, path: str | Path, text: str) -> None:
-    """Write a file of text, in UTF-8; InputError where it cannot be written."""
+    """Write a text file in UTF-8; InputError where it cannot be written."""
     file = path_of(what, path, "written to")
     try:
         file.write_text(text, encoding="utf-8")

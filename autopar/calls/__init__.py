@@ -1,1 +1,1 @@
-"""A call of a model: where it enters, the states that it goes on from, and what tells it from another."""
+"""A call of a model: its entry, the states that it continues from, and what distinguishes it from other calls."""

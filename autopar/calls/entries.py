@@ -1,4 +1,4 @@
-"""Where a call enters a model: its forward, that of one of its modules, or another method of either."""
+"""The entry of a call: the model's forward, that of one of its modules, or another method of either."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Entry:
         return self.path if self.method == "forward" else f"{self.path}.{self.method}()".removeprefix(".")
 
     def module(self, model: nn.Module) -> nn.Module:
-        """The module whose method it is."""
+        """The module that has the method."""
         return model.get_submodule(self.path)
 
     def of(self, model: nn.Module) -> Callable[..., Any]:
@@ -37,11 +37,11 @@ FORWARD = Entry()
 
 
 class StandIn:
-    """What stands on an instance in the place of a user's method, and runs that or a plan of it."""
+    """An object that replaces a user's method on an instance, and runs either that method or a plan of it."""
 
 
 def of_model(entry: Entry) -> str:
-    """What is called, in the words of messages.
+    """The entry in the words of messages.
 
     >>> of_model(FORWARD), of_model(Entry("encoder"))
     ('the model', "the model's 'encoder'")

@@ -1,4 +1,4 @@
-"""What Python can tell of tensors beside their shapes and values: how they lie in memory, and which of them are one."""
+"""What Python can tell of tensors besides shapes and values: strides, and whether two are the same object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def lie_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides of a tensor; None where it is contiguous, whatever they are along dims of one element.
+    """The strides of a tensor; None where it is contiguous (strides of dims of size 1 do not count).
 
     >>> lie_of(torch.empty(2, 3)), lie_of(torch.empty(3, 2).t()), lie_of(torch.empty(2, 4)[:1])
     (None, (1, 2), None)
@@ -17,12 +17,12 @@ def lie_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def repeated(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """For each tensor the place at which it came first; () where all are different ones, as nearly always.
+    """For each tensor the position of its first occurrence; () in the usual case that all are different objects.
 
     >>> a, b = torch.ones(1), torch.ones(1)
     >>> repeated([a, b]), repeated([a, b, a])
     ((), (0, 1, 0))
     """
-    # not by `id`, which torch.compile would guard: the next batch's tensors have others
+    # not by `id`: torch.compile would guard on it, and the next batch's tensors have other ids
     first = [next(place for place, other in enumerate(tensors) if other is tensor) for tensor in tensors]
     return tuple(first) if len(set(first)) < len(first) else ()

@@ -1,4 +1,4 @@
-"""Along which dims rows lie, of which each rank has its own with `inputs="local"`: of states, and of later inputs."""
+"""Dims of states and later inputs that hold batch rows: with `inputs="local"`, each rank has a part of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autopar.graph import ROWS, resolve
 
 
 def by_output(graph: fx.Graph, batch_dims: Sequence[int]) -> dict[int, int]:
-    """The dims of a plan by places among the flat outputs; those that are no tensors have none."""
+    """A plan's batch dims by position among the flat outputs; outputs that are no tensors are left out."""
     leaves = graph.output_node().args[0]
     assert isinstance(leaves, (tuple, list))
     tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, fx.Node) and resolve(leaf)]
@@ -18,7 +18,7 @@ def by_output(graph: fx.Graph, batch_dims: Sequence[int]) -> dict[int, int]:
 
 
 def note_rows(graph: fx.Graph, rows: Mapping[str, int]) -> None:
-    """Note how states lie that other calls have left or are given, and which inputs are no rows, by their names."""
+    """Note in the graph the row dim of each state and later input in `rows` (by name); -1 says that it has no rows."""
     for node in graph.find_nodes(op="placeholder"):
         if node.target in rows:
             node.meta[ROWS] = rows[str(node.target)]

@@ -1,7 +1,7 @@
-"""States of a model: attributes of its modules that forward reads and sets, so that each call goes on from the last.
+"""States of a model: attributes of its modules that forward reads and sets, so that each call continues from the last.
 
-A state is an argument of each call under a name of its own, and a result of it. What is there (a tensor, a list of
-some, None) decides what kind of call it is, as with any argument.
+A state is both an argument of each call, under a name of its own, and a result. What it holds (a tensor, a list of
+tensors, None) decides what kind of call it is, as with any argument.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from torch import nn
 
 ABSENT = "(no such attribute)"
-"""Stands for a state that is not there; a word, for it is compared among arguments."""
-_PREFIX = "model."  # no name of an argument of a forward has a dot
+"""The value of a state whose attribute is missing; a string, since it is compared with other arguments by value."""
+_PREFIX = "model."  # cannot clash: a Python parameter's name has no dot
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,24 @@ class State:
 
     path: str
     name: str
-    owner: Any = field(default=None, compare=False, repr=False)  # where it is no module of the model: of its loss
+    owner: Any = field(default=None, compare=False, repr=False)  # the module itself if it is the loss's
 
     def module(self, model: nn.Module) -> nn.Module:
-        """The module that it is an attribute of."""
+        """The module that has the attribute."""
         found: nn.Module = model.get_submodule(self.path) if self.owner is None else self.owner
         return found
 
     @property
     def argument(self) -> str:
-        """By which name it is among the arguments of calls."""
+        """The name of the state among the arguments of calls."""
         return f"{_PREFIX}{self.path}.{self.name}" if self.path else f"{_PREFIX}{self.name}"
 
     def read(self, model: nn.Module) -> Any:
-        """What is there now; `ABSENT` where nothing is."""
+        """The current value; `ABSENT` where there is no such attribute."""
         return _holder(self.module(model), self.name).get(self.name, ABSENT)
 
     def put(self, model: nn.Module, value: Any) -> None:
-        """Put it there as it is, without the module's own `__setattr__`."""
+        """Set the value, bypassing the module's `__setattr__`."""
         holder = _holder(self.module(model), self.name)
         if isinstance(value, str) and value == ABSENT:
             holder.pop(self.name, None)
@@ -54,19 +54,19 @@ class State:
 
 
 def without_states(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a caller gave by name."""
+    """The arguments that the caller gave by name, without the states."""
     return {name: value for name, value in kwargs.items() if not name.startswith(_PREFIX)}
 
 
 def states_in(kwargs: Mapping[str, Any], owners: Mapping[str, Any]) -> dict[State, Any]:
-    """What is among the arguments of a call of states. `owners`: the loss's modules, by path."""
+    """The states among the arguments of a call, with their values. `owners`: the loss's modules, by path."""
     given = {name.removeprefix(_PREFIX): value for name, value in kwargs.items() if name.startswith(_PREFIX)}
     places = {name: name.rpartition(".") for name in given}
     return {State(p, last, owners.get(p)): given[name] for name, (p, _, last) in places.items()}
 
 
 def placeholder_name(argument: str) -> str:
-    """What an argument is called in a graph, whose names are those of variables.
+    """The name of an argument's placeholder, which must be a Python identifier.
 
     >>> placeholder_name("model.layers.0.h"), placeholder_name("x")
     ('model_layers_0_h', 'x')
@@ -75,6 +75,6 @@ def placeholder_name(argument: str) -> str:
 
 
 def _holder(module: nn.Module, name: str) -> dict[str, Any]:
-    """The dictionary in which an attribute is kept: a buffer that was None is a state, too."""
+    """The dictionary that holds an attribute; a buffer that was registered as None is in `_buffers`."""
     buffers: dict[str, Any] = module._buffers
     return buffers if name in buffers else vars(module)

@@ -1,1 +1,1 @@
-"""Digests and keys that tell graphs, calls and the code itself apart."""
+"""Digests and keys that distinguish graphs, calls and versions of the code."""

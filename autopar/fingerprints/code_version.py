@@ -1,4 +1,4 @@
-"""Which code runs: what all ranks of a run must have alike."""
+"""The version of the code that runs, which must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _file_of(kind: type) -> str | None:
 
 @functools.cache
 def _own_digest() -> str:
-    """By content: the folder may lie elsewhere on each host."""
+    """The digest of autopar's files, by their contents: the folder may be elsewhere on each host."""
     here = Path(__file__).parents[1]
     files = (*here.rglob("*.py"), *(here / "strategies").rglob("*.py"), *(here / "solver").rglob("*.py"))
     contents = sorted({str(file.relative_to(here)): _digest(file) for file in files}.items())

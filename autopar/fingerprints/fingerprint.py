@@ -1,4 +1,4 @@
-"""Digests that tie a plan to what it was made for."""
+"""Digests that tie a plan to the model, graph and mesh that it was made for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autopar.graph import FIRST_WRITES, FORM, input_nodes, output_tensors, targe
 
 
 def fingerprints(model: nn.Module, graph: fx.Graph, mesh_shape: Sequence[int]) -> dict[str, str]:
-    """Those of the graph, of the model (names and shapes), and of the mesh."""
+    """The digests of the graph and of the model (names and shapes), and the mesh."""
     state = [
         (name, tuple(tensor.shape))
         for tensors in (model.named_parameters(), model.named_buffers())
@@ -47,16 +47,17 @@ def check_fingerprints(planned: Mapping[str, str], digests: Mapping[str, str]) -
 def fingerprint(graph: fx.Graph, same: Mapping[fx.Node, fx.Node] | None = None) -> str:
     """A digest of the graph's structure, targets, constants, shapes and dtypes; not of names, weights or devices.
 
-    Each rank traces on its own device, and a graph runs on the mesh's whichever it names (`runtime.emission.constant`).
-    What a node does but for what it reads is put in words once for all nodes that do the same; of every node, the
-    number of its words and the positions of what it reads follow. `same`: inputs in whose place others are read.
+    Devices do not count since each rank traces on its own, and a graph runs on the mesh's device whichever it names
+    (`runtime.emission.constant`). To save time, each distinct description of a node enters the digest once; every node
+    then adds the number of its description and the positions of its inputs. `same`: for inputs that repeat another
+    input, the one that is read instead.
     """
     digest = hashlib.sha256()
     same = same or {}
     nodes = [node for node in graph.nodes if node not in same]
     position = {node: i for i, node in enumerate(nodes)}
     position |= {node: position[first] for node, first in same.items()}
-    told: dict[Hashable, int] = {}  # numbers of words, by what tells nodes apart at a glance
+    told: dict[Hashable, int] = {}  # by quick key of a node: the number of its description
     numbers: dict[str, int] = {}
     rows: list[int] = []
     names: list[str] = []
@@ -78,7 +79,7 @@ def fingerprint(graph: fx.Graph, same: Mapping[fx.Node, fx.Node] | None = None) 
 
 
 def _key(node: fx.Node) -> Hashable:
-    """Equal for nodes of the same words alone, and quickly told."""
+    """A key that is quick to compute; nodes with equal keys have the same description (`_words`)."""
     if FIRST_WRITES in node.meta:
         return node
     if FORM in node.meta:
@@ -95,6 +96,8 @@ def _not_told(node: fx.Node) -> Hashable:
 
 
 def _words(node: fx.Node) -> str:
+    """The description of a node: all that it does, except which nodes it reads."""
+
     def text(value: Any) -> Any:
         if isinstance(value, torch.device):
             return "device"
@@ -108,12 +111,12 @@ def _words(node: fx.Node) -> str:
 
 
 class _Node:
-    """Stands for any node; no constant is printed like it."""
+    """Placeholder for any node in a description; no constant prints like it."""
 
     def __repr__(self) -> str:
         return "%"
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object among the arguments: another one in every process
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # an object's address, which differs between processes
 _NODE = _Node()
-_NAMED = ("placeholder", "get_attr")  # whose target is a name, of which those of parameters count
+_NAMED = ("placeholder", "get_attr")  # ops whose target is a name; only those of `get_attr` count

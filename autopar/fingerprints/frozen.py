@@ -1,4 +1,4 @@
-"""Arguments of calls in a hashable form, which tells any two constants apart."""
+"""Arguments of calls as hashable values that differ for any two different constants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLAIN = (int, str, bool, type(None), torch.dtype, torch.device)
 
 
 def frozen(value: Any, read: Callable[[fx.Node], Hashable]) -> Hashable:
-    """A value among a node's arguments, with what `read` makes of nodes; constants come with their types.
+    """A hashable form of a node's argument: nodes are replaced by `read(node)`, constants are paired with their types.
 
     >>> frozen((1, [2.0, True]), lambda node: "%")
     ('tuple', (<class 'int'>, 1), ('list', (<class 'float'>, '2.0'), (<class 'bool'>, True)))
@@ -32,7 +32,7 @@ def frozen(value: Any, read: Callable[[fx.Node], Hashable]) -> Hashable:
     if isinstance(value, slice):
         return ("slice", frozen(value.start, read), frozen(value.stop, read), frozen(value.step, read))
     if isinstance(value, (float, complex)):
-        return type(value), repr(value)  # of 0.0 and -0.0 too
+        return type(value), repr(value)  # tells 0.0 from -0.0, which are equal
     try:
         hash(value)
     except TypeError:

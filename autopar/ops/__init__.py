@@ -1,1 +1,1 @@
-"""Facts of single ops that tracing, costs and runtime share: random numbers, writes, strides, FLOPs."""
+"""Facts about single ops that tracing, cost model and runtime share: random numbers, writes, strides, FLOPs."""

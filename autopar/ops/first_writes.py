@@ -1,7 +1,7 @@
-"""What a forward writes into a parameter before anything reads it (`FIRST_WRITES` of the graph), and doing it.
+"""Writes that forward makes into a parameter before anything reads it (`FIRST_WRITES` of the graph), and applying them.
 
-A trace finds such writes (`rewriting.first_writes`), and each call of a planned model begins with them
-(`stored.first_writes`). All take each element for itself, so that they are the same on every shard.
+Tracing finds these writes (`rewriting.first_writes`), and each call of a planned model begins by applying them
+(`stored.first_writes`). All of them are elementwise, so they can be applied to each shard separately.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Any
 import torch
 
 Writes = tuple[tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]
-"""Methods in order, each with its arguments and keyword arguments."""
+"""The in-place methods to call, in order, each with its arguments and keyword arguments."""
 
 
 @dataclass(frozen=True)
 class OfParameter:
-    """In `Writes`: the elements of the parameter of this name."""
+    """An argument in `Writes`: the corresponding elements of the parameter of this name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Computed:
-    """In `Writes`: what a function of `ELEMENTWISE`, by name, makes of numbers, parameters and what is computed."""
+    """An argument in `Writes`: the result of a function of `ELEMENTWISE`, given by its name.
+
+    Its arguments are numbers, parameters (`OfParameter`) or other `Computed` values.
+    """
 
     function: str
     args: tuple[Any, ...]
@@ -34,6 +37,7 @@ class Computed:
 
 
 _OPERATORS = {f"operator.{one.__name__}": one for one in (operator.add, operator.mul, operator.sub, operator.truediv)}
+# By name: the functions that a `Computed` may name.
 ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
     **_OPERATORS,
     **{f"torch.{name}": getattr(torch, name) for name in ("add", "div", "lerp", "mul", "sub")},
@@ -41,9 +45,9 @@ ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def write_into(tensor: torch.Tensor, writes: Writes, named: Callable[[str], torch.Tensor]) -> None:
-    """Do what `FIRST_WRITES` says; autograd sees nothing of it.
+    """Apply the writes of `FIRST_WRITES` to a tensor, unseen by autograd.
 
-    `named`: the elements of another parameter that these of `tensor` stand beside.
+    `named`: returns, for the name of another parameter, the elements that correspond to those of `tensor`.
     """
 
     def value_of(argument: Any) -> Any:
@@ -55,8 +59,8 @@ def write_into(tensor: torch.Tensor, writes: Writes, named: Callable[[str], torc
         return argument
 
     with torch.no_grad():
-        # The compiler loses writes through `data`. Elsewhere one through `detach` would be counted, and backward of an
-        # earlier call refuse it.
+        # torch.compile loses writes through `data`. In eager mode, a write through `detach` would raise the version
+        # counter, and backward of an earlier call would then fail.
         written = tensor.detach() if torch.compiler.is_compiling() else tensor.data
         for method, args, kwargs in writes:
             values = [value_of(argument) for argument in args]

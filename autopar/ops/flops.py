@@ -1,4 +1,4 @@
-"""How many FLOPs a call takes, in all."""
+"""The total FLOPs of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 
 class _NoModules(ModuleTracker):
-    """Tells nothing apart by module."""
+    """A `ModuleTracker` that tracks nothing: FLOPs are not counted by module."""
 
     def __enter__(self) -> _NoModules:
         return self
@@ -34,16 +34,19 @@ def _convolution_backward(
     output_mask: Sequence[bool],
     **others: Any,
 ) -> int:
-    """Each gradient takes the multiplications of forward; torch 2.13 counts those of the weight as if there were no
-    groups."""
+    """FLOPs of a convolution's backward: each gradient takes as many multiplications as forward.
+
+    Replaces the formula of torch 2.13, which ignores groups in the gradient of the weight.
+    """
     forward: int = conv_flop_count(list(x_shape), list(w_shape), list(grad_out_shape), transposed)
     return forward * sum(output_mask[:2])
 
 
 class TotalFlops(FlopCounterMode):
-    """`FlopCounterMode` without a count for each module, and with the groups of convolutions.
+    """`FlopCounterMode` without counts by module, and with correct FLOPs for grouped convolutions.
 
-    Its hooks on what modules read and return fail where the call itself takes gradients by such a tensor.
+    Counting by module sets hooks on inputs and outputs of modules, which fail where the call itself differentiates with
+    respect to such a tensor.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A call that writes into its arguments, as a function that returns what it wrote."""
+"""An in-place call as a function that returns what it wrote."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from autopar.ops.random_ops import is_random
 
 
 class OnCopies:
-    """Runs `call` on copies of some of its tensors; returns these, as they are behind the call, and what it returned.
+    """Runs `call` on copies of the tensors that it writes; returns the written copies, then the call's own result.
 
-    `places`: of each such tensor, where it stands among the leaves of `(args, kwargs)`, at least once. `call`: a
-    function, or the name of a tensor's method. A result that is one of the written tensors is left out (None).
+    `places`: for each written tensor, all its positions among the leaves of `(args, kwargs)`. `call`: a function, or
+    the name of a tensor method. In the result, written tensors are replaced by None.
 
     >>> OnCopies(torch.Tensor.add_, [(0,)])(torch.zeros(2), 1)
     (tensor([1., 1.]), None)
@@ -26,7 +26,7 @@ class OnCopies:
     def __init__(self, call: Callable[..., Any] | str, places: Sequence[Sequence[int]]) -> None:
         self.call, self.places = call, tuple(map(tuple, places))
         self.__name__ = "on_copies"
-        self.__qualname__ = f"on_copies({self.title}, {self.places})"  # what ranks compare
+        self.__qualname__ = f"on_copies({self.title}, {self.places})"  # ranks compare it
         self.draws = is_random(call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -55,14 +55,14 @@ class OnCopies:
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The name for people."""
         if isinstance(self.call, str):
             return f"Tensor.{self.call}"
         return torch.overrides.resolve_name(self.call) or getattr(self.call, "__qualname__", str(self.call))
 
 
 def without(result: Any, written: Sequence[torch.Tensor]) -> Any:
-    """A call's result, with None for the tensors that it has written."""
+    """A call's result, with None in place of the tensors that it has written."""
 
     def own(tensor: torch.Tensor) -> torch.Tensor | None:
         return None if any(tensor is one for one in written) else tensor

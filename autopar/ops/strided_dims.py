@@ -1,8 +1,8 @@
-"""`as_strided` on a part of a tensor: which dims it only passes through, and its strides where those are shorter.
+"""`as_strided` on a shard of a tensor: which dims can be sharded, and the strides to use on the shard.
 
-A dim of length L whose neighbours lie K elements apart cuts memory into (outer, L, K). `as_strided` passes through it
-where one dim of the result walks it alone, and the others walk within K or in steps of K·L. Windows over a sequence
-pass through the rows of a batch, the heads and what each window holds.
+A dim of length L whose neighbours are K elements apart divides memory into (outer, L, K). `as_strided` passes this dim
+through if one dim of the result steps along it alone, and all others step within K or in multiples of K·L. Sliding
+windows over a sequence, for example, pass through the batch, the heads and the features inside a window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 def dims_passed(
     shape: Sequence[int], size: Sequence[int], stride: Sequence[int], offset: int = 0
 ) -> list[tuple[int, int]]:
-    """Pairs of a dim of a contiguous tensor of this shape and the dim of the result that walks it alone.
+    """Pairs of a dim of a contiguous tensor of this shape, and the dim of the result that alone steps along it.
 
     >>> dims_passed((4, 8), size=(4, 3, 4), stride=(8, 2, 1))  # windows of four in rows of eight
     [(0, 0)]
@@ -37,7 +37,7 @@ def dims_passed(
 
 
 def on_part(shape: Sequence[int], part: Sequence[int], stride: Sequence[int], offset: int = 0) -> tuple[list[int], int]:
-    """The strides and the offset of the same call on a part of the tensor, of which dims that are passed are shorter.
+    """Strides and offset of the same call on a shard of shape `part`, which is shorter in dims that are passed through.
 
     >>> on_part((8, 4, 2), (8, 2, 2), stride=(2, 16, 8, 1), offset=16)
     ([2, 8, 4, 1], 8)

@@ -1,1 +1,1 @@
-"""Planning in stages, and what is planned beside one plan: other schemes, meshes, micro-batches and calls."""
+"""Planning in stages, and what is planned besides one plan: other schemes, meshes, micro-batches and calls."""

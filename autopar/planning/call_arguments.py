@@ -1,4 +1,4 @@
-"""The arguments of one call of a model, as `plan` takes them: examples, and what is fixed."""
+"""The arguments of one call of a model, sorted as `plan` takes them: examples of inputs, and fixed values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def sorted_arguments(
     known_names: Collection[str] = (),
     entry: Entry = FORWARD,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`meta_args` and `concrete_args` of a call, by name: also `loss_fn`'s extra inputs, and nothing left out.
+    """`meta_args` and `concrete_args` of a call, by name, including the loss's extra inputs.
 
-    `known_names`: what a trace may read the contents of, where they are there.
+    `known_names`: examples that become `known` where they have data, so that a trace may read their contents.
     """
     given = _by_name(entry.of(model), args, kwargs, loss_fn)
     examples = {name: value for name, value in given.items() if _is_example(value)}
@@ -39,16 +39,16 @@ def _known(leaf: Any) -> Any:
 
 
 def is_without_loss(loss_fn: LossFunction | None, given: Collection[str]) -> bool:
-    """Whether a call, by the names of its arguments, has nothing that the loss needs, and so asks for predictions.
+    """Whether none of a call's arguments is one that the loss needs, so that it is a call for predictions.
 
-    Of a loss that needs that output alone, no call is one.
+    Always False for a loss that needs only the model's output, since the arguments then do not tell.
     """
     needed = needed_by_loss(loss_fn)
     return bool(needed) and not any(name in given for name in needed)
 
 
 def _is_example(value: Any) -> bool:
-    """Whether an argument belongs to `meta_args`: tensors are in it, or will be (an empty cache)."""
+    """Whether an argument belongs to `meta_args`: it holds tensors, or is an empty container for some (a cache)."""
     leaves, spec = pytree.tree_flatten(value)
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves) or not (leaves or spec.is_leaf())
 
@@ -56,6 +56,7 @@ def _is_example(value: Any) -> bool:
 def _by_name(
     called: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
 ) -> dict[str, Any]:
+    """A call's arguments by name, with `**kwargs` flattened; extra inputs of the loss are taken from the keywords."""
     extra = loss_names_of(loss_fn)
     own = {name: value for name, value in kwargs.items() if name not in extra}
     forward = inspect.signature(called)

@@ -1,4 +1,4 @@
-"""The chosen plan beside presets and other budgets, all solved from one preparation."""
+"""Comparisons with the chosen plan: presets, pins and other budgets, all solved from one preparation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from autopar.plans import Alternative, Plan, TradeoffPoint
 from autopar.sizes import show_bytes
 from autopar.user_warnings import warn
 
-_UNBOUNDED_BYTES = 1 << 60
+_UNBOUNDED_BYTES = 1 << 60  # a budget that never binds
 
 
 def check_asked(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str, ...] | None:
-    """The names to compare with, as `alternatives` takes them; before anything is solved.
+    """Check what to compare with, before anything is solved; returns the names as `alternatives` takes them.
 
-    Raises InputError for what is neither a preset, a role of an axis nor a pin, and for a trade-off of one point.
+    Raises InputError for a name that is no preset, no role of an axis and no pin, and for a trade-off of one point.
     """
     from autopar.solver.constraints.pins import read_pin
     from autopar.solver.constraints.schemes import PRESETS, check_preset, is_preset, is_scheme
@@ -41,10 +41,10 @@ def check_asked(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str
 
 
 def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iterator[Alternative]:
-    """One preset or pin after the other: its best plan under the request's budget, or why there is none.
+    """For each preset or pin, its best plan under the request's budget, or why there is none.
 
-    None asks for all presets that the mesh has axes for. The request's pins hold for these too; a preset, or roles of
-    axes, among its constraints give way to what is compared with. A pin is added to all that the request asks.
+    None stands for all presets that the mesh has axes for. A compared preset replaces the presets and axis roles among
+    the request's constraints, and keeps its pins; a compared pin is added to all constraints of the request.
 
     Raises InputError for a pin that is malformed or matches nothing.
     """
@@ -61,24 +61,25 @@ def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iter
 
 
 def _alternative(prepared: Prepared, name: str, constraints: tuple[str, ...]) -> Alternative:
+    """The best plan with these constraints; if none fits the budget, the best one without, and budget bounds."""
     try:
         return _of(name, prepared.solve(constraints=constraints))
     except InputError:
         raise
     except AutoparError as error:
         bounds = budget_bounds(error)
-        if bounds["smallest_budget_bytes"] is None:  # the pins exclude it, or the solver's time was over
+        if bounds["smallest_budget_bytes"] is None:  # excluded by pins, or the time limit was reached
             return Alternative(name, fits=False, predicted=None, note=error.message)
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
     return replace(_of(name, free), fits=False, **bounds)
 
 
 def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
-    """The best plans under `points` budgets, from the smallest that has a plan to the one that binds no more.
+    """The best plans under `points` budgets, from the smallest feasible one to one that no longer binds.
 
-    Without those budgets for which the solver finds no plan, or none in its time, with a warning: what was planned
-    before is not lost for them. The smallest that it finds may be more than the fastest plan takes: that is then the
-    least.
+    A budget for which the solver finds no plan, or none within its time limit, is left out with a warning, so that the
+    other plans are kept. The smallest budget that the solver finds may exceed what the fastest plan takes; the curve
+    then starts at the latter.
     """
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES)
     least, most = 1, free.predicted.peak_bytes

@@ -1,4 +1,4 @@
-"""Numbers that forward reads of tensors (`.item()`) and hands to an op that takes no tensor in their place."""
+"""Numbers that forward reads from tensors (`.item()`) and passes to an op that cannot take a tensor there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autopar.graph import OF_DATA, PLACE, SCOPE, output_tensors, target_name
 
 
 def check_numbers(graph: fx.Graph) -> None:
-    """Raise UntraceableError where an op's shape or meaning hangs on a number that only data tells: a plan has none."""
+    """Raise UntraceableError where an op's shape or meaning depends on a number read from data, unknown to a plan."""
     numbers = (node for node in graph.nodes if OF_DATA in node.meta)
     for node in (user for number in numbers for user in number.users):
         if output_tensors(node):

@@ -1,4 +1,4 @@
-"""What a model's own forward raises while it is traced, in words that say where, and what may mend it."""
+"""Errors that a model's own forward raises while it is traced, with the place and a hint added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.tracing.places import raised_at
 
 
 def as_untraceable(error: Exception, model: nn.Module, compute: torch.dtype | None) -> UntraceableError:
-    """The error that names module and line; `compute`: the dtype in which the model was traced, None for its own."""
+    """The error that names module and line. `compute`: the dtype that the model was traced in, None for its own."""
     return UntraceableError(
         f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}"
         + _about_dtypes(str(error), compute)
@@ -24,12 +24,12 @@ def as_untraceable(error: Exception, model: nn.Module, compute: torch.dtype | No
 
 
 def _innermost(error: Exception, model: nn.Module) -> str:
-    """The module whose code raised it: layers of torch, as in an nn.Sequential, are on no line of the user's."""
+    """The innermost running module: torch's own layers, as in an nn.Sequential, have no line of user code to name."""
     running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = next((one for one in reversed(running) if isinstance(one, nn.Module)), None)
     if module is None:
         return ""
-    paths = [path for path, one in model.named_modules(remove_duplicate=False) if one is module]  # it may be shared
+    paths = [path for path, one in model.named_modules(remove_duplicate=False) if one is module]  # more if shared
     if "" in paths:
         return "the root module"
     return f"{' or '.join(paths[:3])} ({type(module).__name__})" if paths else type(module).__name__
@@ -41,7 +41,7 @@ def _about_dtypes(message: str, compute: torch.dtype | None) -> str:
 
 
 def _about_caches(error: Exception, model: nn.Module) -> str:
-    """Where the library's caches raised it, which training does without."""
+    """Advice to turn caches off, which training does not need, where the library's cache code raised the error."""
     is_on = getattr(getattr(model, "config", None), "use_cache", False)
     frames = traceback.extract_tb(error.__traceback__)
     if not is_on or not any("cache_utils" in frame.filename for frame in frames):

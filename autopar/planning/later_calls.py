@@ -1,4 +1,4 @@
-"""The traces of a model's calls, the planned one and those of another kind: what they are for, which do the same."""
+"""Traces of the planned call and of other kinds of calls: how they are requested, and which can share a plan."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from autopar.tracing.leaves.loss_owners import modules_of
 
 
 def request_beside(plan: Plan, request: Request) -> Request:
-    """What calls of another kind than a given plan's are planned for: its leaves, which are part of its graph, and its
-    budget where none is asked for."""
+    """The request for other kinds of calls than a given plan's.
+
+    It keeps the plan's leaves, which are part of its graph, and takes its budget unless another one is asked for.
+    """
     leaves, _ = split_requests(plan.constraints)
     asked = request.memory_budget_bytes
     return replace(
@@ -40,9 +42,10 @@ def trace_first(
     request: Request,
     watch: Stopwatch,
 ) -> Traced:
-    """The trace of a model, in which each input is a tensor of its own.
+    """The trace of a model, in which each input is treated as a tensor of its own.
 
-    Where examples are one tensor, calls are likely to be like that: whether it is for these, too, is found out now.
+    Where the same tensor is passed twice as an example, later calls probably do so too: a second trace checks whether
+    this one is also valid for them.
     """
     traced = trace_for(model, examples, constants, request, watch)
     if repeated([leaf.example for leaf in traced.inputs.leaves]):
@@ -64,12 +67,12 @@ def trace_later(
 ) -> Traced:
     """The trace of a call of another kind than `first`, or of another method than the model's forward.
 
-    `rows`: along which dim those of its states lie, where that is known, and -1 of inputs that are no rows.
+    `rows`: for its states, the dim that holds batch rows where that is known; -1 for inputs without rows.
 
-    Where a tensor is passed twice, one in which each input is a tensor of its own, if that does the same: it runs calls
-    of different tensors, too.
+    Where a tensor is passed twice, a trace that treats each input as its own tensor is preferred if it does the same:
+    it is also valid for calls with different tensors.
     """
-    if entry != FORWARD:  # what the loss is of, the model returns
+    if entry != FORWARD:  # the loss takes what forward returns, not this method's result
         request = replace(request, loss_fn=None)
     readable = {leaf.argument for leaf in first.inputs.leaves if leaf.known}
     own, states = without_states(kwargs), states_in(kwargs, modules_of(request.loss_fn))
@@ -87,5 +90,5 @@ def trace_later(
 
 
 def plan_that_does(traced: Traced, earlier: Iterable[tuple[Any, Plan]]) -> Plan | None:
-    """The plan of an earlier trace that does what this one does, if there is one."""
+    """The plan of an earlier trace that computes the same as this one, or None."""
     return next((plan for one, plan in earlier if traced.does_as(one)), None)

@@ -1,10 +1,11 @@
-"""Leaves in a plan: those the user asked for, and how much of a model may be in the others.
+"""Leaves in a plan: those that the user asked for, and a limit on the FLOPs in the others.
 
-A leaf is one op that runs whole on every rank, unless it is known to work on each row of the batch alone
-(`leaf_splits`). The planner makes leaves of modules whose way depends on data; of those that run whole, more than
-`LARGEST_SHARE` of the model's FLOPs is an error, unless the constraint `leaf:PATTERN` asks for it. The pattern is one
-of `fnmatch` on module paths, and the modules it matches are leaves in any case. A method of the model that had to be a
-leaf goes by its path too ("forward", "decoder.unroll"); it is accepted, and no leaf where it need not be.
+A leaf is one op that runs whole on every rank, unless it is proven to treat each row of the batch independently
+(`leaf_splits`). The planner makes leaves of modules whose control flow depends on data. It is an error if leaves that
+run whole hold more than `LARGEST_SHARE` of the model's FLOPs, unless the constraint `leaf:PATTERN` accepts them.
+PATTERN is matched (`fnmatch`) against module paths, and modules that match become leaves in any case. A method that had
+to become a leaf has a path too ("forward", "decoder.unroll"): a matching pattern accepts the leaf, but does not make a
+leaf of a method that can be traced.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autopar.graph import COST, PLACE
 from autopar.leaf_calls import LeafCall
 from autopar.user_warnings import AutoparWarning, warn
 
-LARGEST_SHARE = 0.1
+LARGEST_SHARE = 0.1  # of the model's FLOPs, in leaves that run whole and were not asked for
 _KIND = "leaf:"
 
 
@@ -45,7 +46,7 @@ def split_requests(constraints: Iterable[str]) -> tuple[tuple[str, ...], tuple[s
 
 
 def asked_for(model: nn.Module, constraints: Iterable[str]) -> Callable[[nn.Module, str], bool] | None:
-    """Whether a module at a path is to be a leaf; None where no module is asked for."""
+    """A predicate that tells whether the module at a path shall be a leaf; None where no module is asked for."""
     patterns = list(_patterns(constraints).values())
     if not patterns or not any(_is_asked(path, patterns) for path in _paths(model)):
         return None
@@ -53,7 +54,7 @@ def asked_for(model: nn.Module, constraints: Iterable[str]) -> Callable[[nn.Modu
 
 
 def check_requests(model: nn.Module, graph: fx.Graph, constraints: Iterable[str]) -> None:
-    """Raise InputError where a request names no module and no leaf of the traced graph."""
+    """Raise InputError where a request matches neither a module nor a leaf of the traced graph."""
     patterns = _patterns(constraints)
     if not patterns:
         return
@@ -68,7 +69,7 @@ def check_requests(model: nn.Module, graph: fx.Graph, constraints: Iterable[str]
 
 
 def is_accepted(call: LeafCall, constraints: Iterable[str]) -> bool:
-    """Whether a leaf was asked for."""
+    """Whether the user asked for a leaf."""
     return _is_asked(call.path, _patterns(constraints).values())
 
 
@@ -77,7 +78,7 @@ def _paths(model: nn.Module) -> list[str]:
 
 
 def _patterns(constraints: Iterable[str]) -> dict[str, str]:
-    """The patterns of paths that requests hold, by their texts."""
+    """The path patterns of leaf requests, by the text of the request."""
     return {text: text.removeprefix(_KIND).strip() for text in split_requests(constraints)[0]}
 
 
@@ -86,7 +87,7 @@ def _is_asked(path: str, patterns: Iterable[str]) -> bool:
 
 
 def warn_of_leaves(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints: Sequence[str]) -> None:
-    """One LeafWarning for all leaves of a kind that nobody asked for; `reasons`: why modules could not be traced."""
+    """One LeafWarning for each kind of leaves that nobody asked for. `reasons`: why modules could not be traced."""
     alike: dict[tuple[str, str, bool], list[str]] = {}
     for node in graph.nodes:
         call = node.target
@@ -94,7 +95,7 @@ def warn_of_leaves(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraint
             continue
         is_module = call.noun == LeafCall.noun
         why = reasons.get(call.module) if is_module else call.reason
-        if why is not None:  # else it is a registered one
+        if why is not None:  # otherwise it is a registered leaf
             kind = type(call.module).__name__ if is_module else call.noun
             paths = alike.setdefault((kind, why, call.rule is not None), [])
             if not is_module or call.path not in paths:  # a module may be called twice
@@ -108,10 +109,10 @@ def warn_of_leaves(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraint
 
 
 def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints: Iterable[str]) -> None:
-    """Raise UntraceableError where leaves that nobody asked for hold too much of an annotated graph.
+    """Raise UntraceableError where leaves that nobody asked for hold too many of an annotated graph's FLOPs.
 
-    `reasons`: why modules could not be traced. Leaves in the same place of repeated layers count together.
-    Their FLOPs are estimates (see `NodeCost.estimated`).
+    `reasons`: why modules could not be traced. Leaves at the same place of repeated layers are counted together. Their
+    FLOPs are estimates (see `NodeCost.estimated`).
     """
     alike: dict[str, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:

@@ -1,9 +1,9 @@
-"""Leaves that work on each row of the batch alone: proven by the rules of what they do, op by op.
+"""Leaves that treat each row of the batch independently, which is proven op by op from sharding rules.
 
-A module that unrolls a loop over time is a leaf since its graph would be too long for a plan. Alone, one such module
-can be traced, and the rules of its ops show whether the rows of its inputs ever meet. Where they do not, the leaf gets
-a rule that splits them, with its parameters whole on every rank. What cannot be traced alone runs whole: nobody knows
-what it does with its rows.
+A module that unrolls a loop over time becomes a leaf because its graph would be too long for a plan. A single such
+module can still be traced by itself, and the rules of its ops show whether rows of its inputs ever interact. If they do
+not, the leaf gets a rule that shards the rows and replicates its parameters. A leaf that cannot be traced by itself
+runs whole, since nothing is known about its rows.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from autopar.strategies.table import bound_rule
 from autopar.tracing import trace
 from autopar.tracing.rewriting.cleaning import WRITES
 
-_ROWS = Spot(0, 1)
-_SHAPED = {"view", "reshape", "expand", "repeat", "unflatten"}  # they take numbers of rows as sizes
-_OF_DTYPE = {"to", "type_as"}  # of what may be their second tensor they ask for no element
-_FILLED = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # all rows are alike
-_ADAPTING = {"", "shape", "split", "slice", "groups"}  # local code that does what a leaf's own code does by itself
+_ROWS = Spot(0, 1)  # in dim 0, with no factor before
+_SHAPED = {"view", "reshape", "expand", "repeat", "unflatten"}  # ops whose sizes may include the number of rows
+_OF_DTYPE = {"to", "type_as"}  # ops that read only the dtype of a second tensor, no element
+_FILLED = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # equal rows
+_ADAPTING = {"", "shape", "split", "slice", "groups"}  # local code that the leaf's own code makes unnecessary
 
 
 class Together(Exception):
-    """Rows meet, or may."""
+    """Rows of the batch interact, or may."""
 
 
 class Split(NamedTuple):
@@ -47,9 +47,9 @@ class Split(NamedTuple):
 
 
 def find_splits(graph: fx.Graph) -> None:
-    """Set `rule` of every module that is a leaf and can be split on the rows of its inputs, and `whole` of the others.
+    """Set `rule` of each module leaf that can be sharded along its inputs' rows, and `whole` (why not) of others.
 
-    `graph` is one of `show_leaf_tensors`. Leaves of one kind on inputs of the same shapes are traced once.
+    `graph` comes from `show_leaf_tensors`. Leaves of the same kind with inputs of the same shapes are traced once.
     """
     known: dict[Hashable, Split] = {}
     for node in graph.nodes:
@@ -63,7 +63,7 @@ def find_splits(graph: fx.Graph) -> None:
 
 
 def _options(module: nn.Module) -> str:
-    """The numbers and words that a module and its parts hold, but for their place in the model (`layer_idx`)."""
+    """The plain values that a module and its submodules hold, without the index of their layer (`layer_idx`)."""
     plain = (bool, int, float, str, torch.dtype, type(None))
     parts = [vars(part).items() for part in module.modules()]
     kept = [[(k, v) for k, v in part if isinstance(v, plain) and not k.startswith("layer_")] for part in parts]
@@ -77,6 +77,7 @@ def _described(arguments: Any) -> str:
 
 
 def _split(node: fx.Node, call: LeafCall) -> Split:
+    """Trace a leaf's module alone on the node's inputs, and check that the rows of the first input stay independent."""
     own, args, kwargs = node.args
     try:
         given = inspect.signature(call.module.forward).bind(*value(args), **value(kwargs))
@@ -100,7 +101,7 @@ def _split(node: fx.Node, call: LeafCall) -> Split:
             found = trace(call.module, named, parameter_dtype=floating[0].dtype if floating else None)
     except AutoparError as error:
         return Split(None, error.message)
-    except Exception as error:  # its code may raise anything on arguments that are made for it
+    except Exception as error:  # user code may raise anything on made-up arguments
         return Split(None, f"{type(error).__name__}: {error}")
     inputs = [n for n in found.graph.nodes if n.op == "placeholder"]
     try:
@@ -128,9 +129,9 @@ def _operand(tensor: torch.Tensor, split: bool) -> str:
 
 
 def _check(graph: fx.Graph, inputs: Iterable[fx.Node]) -> None:
-    """Raise Together unless every output has the rows of `inputs`, in dim 0, and no op lets rows meet."""
+    """Raise Together unless every output has the rows of `inputs` in dim 0, and rows interact in no op."""
     spots = {TensorRef(node, 0): _ROWS for node in inputs}
-    counts: dict[fx.Node, bool] = {}  # numbers that depend on how many rows there are; True: that very number
+    counts: dict[fx.Node, bool] = {}  # numbers computed from the number of rows; True: it is exactly that number
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr") or is_getitem(node):
             continue
@@ -155,7 +156,7 @@ def _check(graph: fx.Graph, inputs: Iterable[fx.Node]) -> None:
 
 
 def _is_count(node: fx.Node, spot: Spot) -> bool:
-    """Whether a node that asks a tensor with rows for something gets to know how many there are."""
+    """Whether a node that asks a tensor with rows for a property learns the number of rows."""
     if op_name(node) != "size" or len(node.args) < 2:
         return True
     dim = node.args[1]
@@ -163,7 +164,7 @@ def _is_count(node: fx.Node, spot: Spot) -> bool:
 
 
 def _filled(node: fx.Node, counts: dict[fx.Node, bool]) -> Spot:
-    """Where the rows are in a tensor that is made with as many, all alike."""
+    """The row dim of a tensor of equal rows that is created with the number of rows as a size."""
     sizes = [size for size in pytree.tree_leaves(list(node.args)) if isinstance(size, (int, fx.Node))]
     if op_name(node).startswith("new_"):
         sizes = sizes[1:]
@@ -174,7 +175,7 @@ def _filled(node: fx.Node, counts: dict[fx.Node, bool]) -> Spot:
 
 
 def _follow(node: fx.Node, refs: list[TensorRef], spots: dict[TensorRef, Spot], counted: bool) -> None:
-    """Note where an op that reads rows leaves them; Together where its rule does not say that each is on its own."""
+    """Note the row dim of an op's results; raise Together where its rule does not prove that rows stay independent."""
     name = op_name(node)
     try:
         bound = bound_rule(node)

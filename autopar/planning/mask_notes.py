@@ -1,8 +1,8 @@
-"""A hint on masks of attention that an input makes, for the notes of a plan.
+"""Notes of a plan about attention masks that are computed from an input.
 
-Models of transformers look at an `attention_mask`, and go without a mask where it is all ones. A trace cannot: what the
-input will hold is not known. So the plan has a mask of all pairs of positions, which attention reads in every layer,
-and without which it takes a faster kernel.
+Models of transformers look at an `attention_mask`, and use no mask where it is all ones. A trace cannot, as it does not
+know the contents of the input. So the plan has a mask over all pairs of positions, which attention reads in every
+layer; without a mask it takes a faster kernel.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torch import fx
 
 from autopar.graph import VAL, output_tensors
 
-_MASK = 3  # where the mask stands among the arguments
+_MASK = 3  # position of the mask among the arguments
 
 
 def mask_notes(graph: fx.Graph) -> tuple[str, ...]:
-    """A note for each input that tells which tokens count and of which masks of attention are made."""
-    readers: dict[fx.Node, list[fx.Node]] = {}  # mask: what reads it
+    """A note for each input that marks which tokens count and from which attention masks are computed."""
+    readers: dict[fx.Node, list[fx.Node]] = {}  # by mask: the attention ops that read it
     for node in graph.nodes:
         if node.target is torch.nn.functional.scaled_dot_product_attention:
             mask = node.kwargs.get("attn_mask", node.args[_MASK] if len(node.args) > _MASK else None)
@@ -38,12 +38,12 @@ def mask_notes(graph: fx.Graph) -> tuple[str, ...]:
 
 
 def _mask_input(mask: fx.Node) -> fx.Node | None:
-    """The one input [batch, tokens], named a mask, whose content makes this one; None with anything else in it."""
+    """The only input that a mask is computed from, if it is [batch, tokens] and called a mask; else None."""
     inputs, waiting, seen = [], [mask], {mask}
     while waiting:
         node = waiting.pop()
         if isinstance(node.meta.get(VAL), (int, float)):
-            continue  # a size: nothing of the tensor that has it
+            continue  # a size: it does not depend on the tensor's contents
         if any(tensor.requires_grad for tensor in output_tensors(node)):
             return None
         if node.op == "placeholder":
@@ -56,5 +56,5 @@ def _mask_input(mask: fx.Node) -> fx.Node | None:
 
 
 def _is_for_all_heads(mask: torch.Tensor) -> bool:
-    """Whether it says the same of each head; else it is a bias, which stays without the input."""
+    """Whether a mask is the same for each head; otherwise it is a bias, which remains if the input is left out."""
     return mask.ndim == 4 and mask.shape[1] == 1

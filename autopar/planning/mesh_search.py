@@ -1,4 +1,4 @@
-"""Given devices, which mesh: the factorisations of their number into axes, each planned, from one trace."""
+"""The search for a mesh of given devices: factorisations of their number into axes, each planned, from one trace."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from autopar.plans import Plan
 
 @dataclass(frozen=True)
 class MeshResult:
-    """The best plan on one mesh; None where there is none, and `note` says why.
+    """The best plan on one mesh, or None where there is none; then `note` says why.
 
-    The bounds are those of the `InfeasibleError`: the smallest budget that a plan was found for, which is not the least
-    where that takes too long, and the budget below which the planner has none.
+    The bounds are those of the `InfeasibleError`: `smallest_budget_bytes` is the smallest budget for which a plan was
+    found (not the minimum where that takes too long to find), and below `budget_lower_bound_bytes` there is no plan.
     """
 
     mesh_shape: tuple[int, ...]
@@ -28,9 +28,9 @@ class MeshResult:
 
 
 def factorisations(devices: int, most_axes: int) -> Iterator[tuple[int, ...]]:
-    """The meshes of so many devices, of one to `most_axes` axes, none of size one; order counts.
+    """The meshes of this many devices with one to `most_axes` axes, none of size one; the order of axes counts.
 
-    Ranks fill a node along the last axis, so (2, 4) and (4, 2) are joined by different links.
+    Ranks fill a node along the last axis, so (2, 4) and (4, 2) connect their ranks by different links.
 
     >>> list(factorisations(8, 2))
     [(8,), (2, 4), (4, 2)]
@@ -51,10 +51,10 @@ def _ordered(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
 
 
 def planned_meshes(ready: Sequence[Prepared], preset: str, meshes: Sequence[tuple[int, ...]]) -> Iterator[MeshResult]:
-    """The fastest plan of each mesh of devices of `preset`, in the order given.
+    """The fastest plan of each mesh of devices of `preset`, in the given order.
 
-    `ready`: one for each number of micro-batches to choose from. What a mesh cannot be asked (a constraint wants
-    another number of axes) is noted; what none can is raised.
+    `ready`: one preparation for each candidate number of micro-batches. A mesh that does not fit a constraint (for
+    example in its number of axes) gets a note; if none fits, the error is raised.
     """
     mistakes: list[InputError] = []
     for shape in meshes:
@@ -66,14 +66,14 @@ def planned_meshes(ready: Sequence[Prepared], preset: str, meshes: Sequence[tupl
             if len(mistakes) == len(meshes):
                 raise mistakes[0] from None
             yield MeshResult(shape, None, note=error.message)
-        except AutoparError as error:  # nothing fits, or the solver's time was over
+        except AutoparError as error:  # nothing fits, or the time limit was reached
             yield MeshResult(shape, None, note=error.message, **budget_bounds(error))
         else:
             yield MeshResult(shape, made)
 
 
 def ranked(results: Sequence[MeshResult]) -> list[MeshResult]:
-    """Fastest first; those without a plan last, by the memory that they need."""
+    """Fastest first; meshes without a plan last, by the memory that they need."""
 
     def key(result: MeshResult) -> tuple[bool, float]:
         needs = float(result.smallest_budget_bytes or "inf")

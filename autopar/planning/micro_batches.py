@@ -1,4 +1,4 @@
-"""Into how many micro-batches to divide the batch of a step, where the user leaves it free."""
+"""The choice of the number of micro-batches of a step, where the user leaves it open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autopar.user_warnings import warn
 
 Examples = Mapping[str, Any]
 
-_NO_BUDGET = 1 << 60
+_NO_BUDGET = 1 << 60  # bytes: a budget that never binds
 
 
 def prepared_for(
@@ -29,12 +29,12 @@ def prepared_for(
     request: Request,
     starting: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Prepared]:
-    """What the request becomes with each number of micro-batches: the model traced and annotated; one after the other.
+    """The preparation (model traced and annotated) for each number of micro-batches, one after the other.
 
-    The examples are of one micro-batch where a number is given, and of a step's whole batch where several are.
-    `starting` is told each number first.
+    If `micro_batches` is a number, the examples are one micro-batch; if it is a list, they are the whole batch of a
+    step. `starting` is called with each number before its preparation.
 
-    Raises InputError where a number does not divide the batch, or leaves rows that the ranks cannot share.
+    Raises InputError where a number does not divide the batch, or leaves rows that the ranks cannot share equally.
     """
     ranks = request.cluster.devices if request.inputs == "local" else 1
     for count, examples in _divided(micro_batches, meta_args, ranks):
@@ -53,14 +53,14 @@ def _divided(micro_batches: int | Sequence[int], meta_args: Examples, ranks: int
 
 
 def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
-    """The fastest of the plans that were asked for, and what it was made from.
+    """The fastest plan of all preparations, and the preparation that it is from.
 
-    Its certificate speaks of all of them: its bound is the least. More micro-batches keep fewer activations and move
-    parameters and activations more often, so that none can be left out unseen. Of a number for which no plan is found,
-    and none is proven not to be there, a warning tells, and the bound is that without a budget.
+    Its certificate covers all numbers of micro-batches: the bound is the least of theirs. No number can be skipped
+    unsolved, as more micro-batches keep fewer activations but move parameters and activations more often. A number
+    without a plan that is not proven infeasible is left out with a warning, and contributes its bound without a budget.
 
-    Raises the TimeLimitError of one for which there may be a plan where none has any, and the InfeasibleError of the
-    one that needs least where none fits.
+    If none has a plan, raises the TimeLimitError of a number that may still have one, else the InfeasibleError of the
+    number that needs the least memory.
     """
     found: list[tuple[Prepared, Plan]] = []
     plans: list[Plan] = []
@@ -79,7 +79,7 @@ def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
             continue
         plans.append(made)
         bounds.append(made.certificate.bound)
-        found = [min((*found, (one, made)), key=lambda pair: pair[1].predicted.step_seconds)]  # the others may go
+        found = [min((*found, (one, made)), key=lambda pair: pair[1].predicted.step_seconds)]  # frees slower plans
     if not found:
         if timed_out := [reason for _, reason in late if isinstance(reason, TimeLimitError)]:
             raise timed_out[0]
@@ -93,7 +93,7 @@ def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
 
 
 def _of_all(own: Certificate, bound: float) -> Certificate:
-    """What is proven of a plan where other numbers' plans may take no less than `bound`."""
+    """The certificate of a plan, weakened if other numbers of micro-batches have only the lower bound `bound`."""
     if bound >= own.bound:
         return own
     gap = (own.objective - bound) / own.objective if own.objective else 0.0
@@ -101,7 +101,7 @@ def _of_all(own: Certificate, bound: float) -> Certificate:
 
 
 def _is_proven(error: AutoparError, request: Request) -> bool:
-    """Whether there is no plan, by the planner's count of memory."""
+    """Whether an error proves that there is no plan, according to the planner's memory model."""
     if isinstance(error, TimeLimitError):
         return False
     least = budget_bounds(error)["budget_lower_bound_bytes"]
@@ -109,7 +109,7 @@ def _is_proven(error: AutoparError, request: Request) -> bool:
 
 
 def _bound_without_budget(one: Prepared) -> float:
-    """Seconds that no plan goes below, whatever memory it takes; 0 where that takes too long to tell."""
+    """Lower bound in seconds for any plan, whatever memory it takes; 0 where that takes too long to compute."""
     try:
         made = one.solve(memory_budget_bytes=_NO_BUDGET)
     except TimeLimitError:
@@ -118,9 +118,9 @@ def _bound_without_budget(one: Prepared) -> float:
 
 
 def part(meta_args: Examples, count: int, ranks: int = 1) -> Examples:
-    """Examples of one of `count` micro-batches, without data, of which `ranks` pass equal parts.
+    """Data-free examples of one of `count` micro-batches, of which each of `ranks` ranks passes an equal part.
 
-    The batch is dim 0 of the first tensor that has more than one row; tensors with as many rows are divided.
+    The batch is dim 0 of the first tensor with more than one row; all tensors with as many rows are divided.
 
     >>> part({"ids": torch.empty(8, 3), "positions": torch.empty(1, 3)}, 4)["ids"].shape
     torch.Size([2, 3])
@@ -131,7 +131,7 @@ def part(meta_args: Examples, count: int, ranks: int = 1) -> Examples:
     rows = next((t.shape[0] for t in tensors if t.dim() and t.shape[0] > 1), 1)
     if rows % count:
         raise InputError(f"micro_batches has {count}, which does not divide the {rows} rows of the examples' batch")
-    if rows > 1 and rows // count % ranks:  # one row would lie whole on every rank, as of an example that has no batch
+    if rows > 1 and rows // count % ranks:  # a single row is replicated, like an input without a batch
         raise InputError(
             f'micro_batches has {count}, and with inputs="local" each of the {ranks} ranks passes an equal part of a '
             f"micro-batch, which has {rows // count} of the {rows} rows of the examples' batch: leave {count} out, or "

@@ -1,6 +1,6 @@
-"""A plan on its graph once more: simulated, or priced on another cluster.
+"""A plan evaluated again on its graph: simulated, or priced on another cluster.
 
-Every node of the graph finds the strategy that the plan chose.
+Each node of the graph is matched with the strategy that the plan chose for it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from autopar.strategies.strategy import Strategy
 
 
 def simulated(prepared: Prepared, plan: Plan) -> Simulated:
-    """The step of `plan`; `prepared` holds the graph that it is a plan of.
+    """The simulated step of `plan`; `prepared` holds the graph that the plan was made for.
 
-    Raises PlanMismatchError where it is not.
+    Raises PlanMismatchError where it does not.
     """
     return Restated.of(prepared, plan).simulated()
 
 
 def streams(prepared: Prepared, plan: Plan, resolution: int = 1000) -> tuple[Span, ...]:
-    """The simulated step for a picture: pauses below one part in `resolution` of the step are closed.
+    """The simulated step for a picture: pauses shorter than 1/`resolution` of the step are closed.
 
     Raises PlanMismatchError where `prepared` does not hold the plan's graph.
     """
@@ -61,22 +61,22 @@ def streams(prepared: Prepared, plan: Plan, resolution: int = 1000) -> tuple[Spa
 
 
 def predicted_on(prepared: Prepared, plan: Plan, cluster: Cluster) -> Prediction:
-    """What a step of `plan` takes on another cluster of the same mesh: measured later, or of other devices.
+    """The predicted step of `plan` on another cluster with the same mesh: new measurements, or other devices.
 
-    Raises PlanMismatchError where `prepared` holds another graph, or the mesh is another.
+    Raises PlanMismatchError where `prepared` holds another graph, or the mesh differs.
     """
     return Restated.of(prepared, plan, cluster).predicted()
 
 
 def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[fx.Node, Strategy]:
-    """The strategy of every node that the plan chose one for; of those alike, the fastest on this cluster.
+    """The strategy of every node that the plan chose one for; among equal layouts, the fastest on this cluster.
 
     Raises PlanMismatchError where `prepared` holds another graph, or the plan is damaged.
     """
     check_fingerprints(plan.fingerprints, fingerprints(prepared.model, prepared.traced.graph, cluster.shape))
     check_on_graph(plan, prepared.traced.graph)
     nodes = list(prepared.traced.graph.nodes)
-    alike: dict[int, dict[object, list[Strategy]]] = {}  # by form, of strategies that equal nodes share
+    alike: dict[int, dict[object, list[Strategy]]] = {}  # by list of strategies (equal nodes share one): by layouts
     chosen = {}
     for wanted in plan.nodes:
         node = nodes[wanted.position]
@@ -98,7 +98,7 @@ def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[
 
 @dataclass(frozen=True)
 class Restated:
-    """What `autopar.cost` takes, from a plan's own words: the plan of a graph, on a cluster."""
+    """The arguments of `autopar.cost`, reconstructed from a saved plan: the plan of a graph, on a cluster."""
 
     plan: Plan
     cluster: Cluster
@@ -109,9 +109,9 @@ class Restated:
     @staticmethod
     @collection_paused()
     def of(prepared: Prepared, plan: Plan, cluster: Cluster | None = None) -> Restated:
-        """`cluster`: another one of the same mesh; by default the plan's own.
+        """`cluster`: another one with the same mesh; by default the plan's own.
 
-        Raises PlanMismatchError where `prepared` holds another graph, or the mesh is another.
+        Raises PlanMismatchError where `prepared` holds another graph, or the mesh differs.
         """
         cluster = cluster if cluster is not None else Cluster.from_dict(plan.cluster)
         if cluster.shape != tuple(plan.mesh_shape):
@@ -133,14 +133,14 @@ class Restated:
 
     @collection_paused()
     def predicted(self) -> Prediction:
-        """Seconds and bytes of a step."""
+        """Predicted seconds and bytes of a step."""
         return predict(self.memory, self.cluster, self.chosen, self._stored, self.plan.recompute, self.repeats)[0]
 
     @collection_paused()
     def simulated(self) -> Simulated:
         """The step as events on streams.
 
-        Raises PlanMismatchError where the plan announces other collectives than follow from what it decides.
+        Raises PlanMismatchError where the plan lists other collectives than its choices result in.
         """
         grouping = Grouping(self.memory, self.repeats)
         moved = announced(self.memory, self.cluster, self.chosen, self._stored, self.plan.recompute, grouping)
@@ -162,6 +162,7 @@ class Restated:
 
 
 def _check_announced(planned: Sequence[Collective], found: Sequence[Collective]) -> None:
+    """Raise PlanMismatchError where a plan lists other collectives than its decisions result in."""
     wanted, there = ({(c.kind, c.bytes, c.axis, c.cause, c.phase): c.count for c in some} for some in (planned, found))
     for key in [*wanted, *there]:
         announces, makes = wanted.get(key, 0), there.get(key, 0)

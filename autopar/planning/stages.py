@@ -1,4 +1,4 @@
-"""Planning in stages: what was asked, the trace, what all plans of a graph share, and one solve."""
+"""The stages of planning: the request, the trace, the preparation that all plans of a graph share, and a solve."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LossFunction = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Request(PlanRequest):
-    """What the user asked for, once and for all graphs of a model; `compiled` as in `plan`."""
+    """What the user asked for, the same for all graphs of a model; `compiled` as in `plan`."""
 
     cluster: Cluster
     loss_fn: LossFunction | None = None
@@ -53,7 +53,7 @@ class Request(PlanRequest):
 
 @dataclass
 class Stopwatch:
-    """CPU seconds by stage."""
+    """CPU seconds by stage of planning."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -65,9 +65,9 @@ class Stopwatch:
 
 
 class CommonOptions(TypedDict, total=False):
-    """The keyword arguments that `plan`, `compare` and `search` take alike.
+    """The keyword arguments that `plan`, `compare` and `search` have in common.
 
-    `time_limit` holds for each solve, in CPU seconds.
+    `time_limit` applies to each solve, in CPU seconds.
     """
 
     memory_budget: int | str | None
@@ -82,7 +82,7 @@ class CommonOptions(TypedDict, total=False):
 
 
 class OtherTerms(TypedDict, total=False):
-    """What plans of one graph may be asked otherwise, as in `PlanRequest`."""
+    """The terms of a `PlanRequest` that may differ between plans of one graph."""
 
     memory_budget_bytes: int | None
     constraints: tuple[str, ...]
@@ -91,7 +91,7 @@ class OtherTerms(TypedDict, total=False):
 
 
 class RequestOptions(CommonOptions, total=False):
-    """What makes a `Request`."""
+    """All options of a `Request`."""
 
     micro_batches: int
 
@@ -109,7 +109,7 @@ def request_of(
     compiled: bool = False,
     solver: str = "highs",
 ) -> Request:
-    """Arguments as in `plan`, checked; InputError for what cannot be."""
+    """A `Request` from arguments as in `plan`; raises InputError for invalid ones."""
     if inputs not in ("global", "local"):
         raise InputError(f'inputs is {inputs!r}: it must be "global" or "local"')
     cluster = Cluster.of(mesh)
@@ -129,9 +129,9 @@ def request_of(
 
 
 def options_of(request: Request) -> dict[str, str]:
-    """The options as they were understood, by their names in `plan`: what every rank must have given alike.
+    """The parsed options by their names in `plan`; every rank must have given the same ones.
 
-    The model's graph shows `loss_fn`.
+    `loss_fn` is not among them: it shows in the model's graph.
     """
     compared = {"memory_budget": request.memory_budget_bytes, "precision": request.precision.to_dict()}
     names = ("micro_batches", "optimizer", "constraints", "inputs", "time_limit", "compiled", "solver")
@@ -157,16 +157,17 @@ def trace_for(
     states: Mapping[State, Any] | None = None,
     set_again: Mapping[State, bool | None] | None = None,
 ) -> Traced:
-    """Trace the model; what its own forward raises becomes an UntraceableError that names the line.
+    """Trace the model; an error of its own forward becomes an UntraceableError that names the line.
 
-    Modules that cannot be traced, and those that the constraints ask for, are leaves. `bias_split`: additions of biases
-    are ops of their own, which a sum over ranks may come before. `without_loss`: of a call that leaves out what only
-    the loss needs. `later`: of another kind of call, which may have other leaves. The others: as in `trace`.
+    Modules that cannot be traced, or that the constraints ask for, become leaves. `bias_split`: the addition of a bias
+    is an op of its own, so that a product's partial sums can be reduced before it. `without_loss`: the call leaves out
+    the inputs that only the loss needs. `later`: another kind of call, which need not contain the requested leaves. The
+    other arguments are as in `trace`.
     """
     module_of(model)
-    # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
-    off, on = torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled())  # not so in inference mode
-    # a device as a mode would see each question to a tensor
+    # Data-free tensors made in inference mode could not be written to. Leaving that mode turns gradients on.
+    off, on = torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled())  # off in inference mode
+    # a default device is a torch function mode, which intercepts every call: enter it only if needed
     cpu = nullcontext() if torch.get_default_device() == torch.device("cpu") else torch.device("cpu")
     with watch.stage("trace"), off, on, cpu:
         try:
@@ -199,7 +200,7 @@ def trace_for(
 
 @dataclass(frozen=True)
 class Prepared:
-    """An annotated graph with its blocks and the strategies of its nodes: what plans under several budgets share."""
+    """An annotated graph with its repeated blocks and its nodes' strategies; plans under several budgets share it."""
 
     model: nn.Module
     traced: Traced
@@ -216,9 +217,9 @@ class Prepared:
         trained: Collection[str] = (),
         **other: Unpack[OtherTerms],
     ) -> Plan:
-        """The best plan as requested, but for what is given in `other`.
+        """The best plan for the request, with the terms in `other` replaced.
 
-        `pinned`, `trained`: storage that is given already, and names of parameters that other graphs train.
+        `pinned`: layouts of parameters that are already stored. `trained`: parameters that other graphs train.
         """
         from autopar.cost.memory.weights import buffers_of, parameters_of
         from autopar.solver import ModelGraph, make_plan
@@ -268,8 +269,8 @@ class Prepared:
 def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch) -> Prepared:
     """Annotate a trace and list every node's strategies.
 
-    Raises UntraceableError where too much of the model is in leaves that nobody asked for, or an op hangs on a number
-    of data; tells of other leaves by a LeafWarning.
+    Raises UntraceableError where leaves that nobody asked for hold too much of the model, or an op depends on a number
+    read from data; other leaves are reported by a LeafWarning.
     """
     from autopar.cost import annotate
     from autopar.cost.structure.blocks import find_repeats
@@ -281,7 +282,7 @@ def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
     with watch.stage("annotate"):
         annotate(traced.graph, request.cluster.device.kind, root=traced.root, compiled=request.compiled)
         check_shares(traced.graph, traced.failures, request.constraints)
-        warn_of_leaves(traced.graph, traced.failures, request.constraints)  # those that are no error
+        warn_of_leaves(traced.graph, traced.failures, request.constraints)  # leaves within the limit
     with watch.stage("strategies"):
         repeats = find_repeats(traced.graph)
         strategies = strategies_for(traced.graph, request.cluster.shape, inputs=request.inputs, repeats=repeats)

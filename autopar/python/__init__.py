@@ -1,1 +1,1 @@
-"""What is done about Python while a model's own code runs: functions replaced, tensors in plain attributes."""
+"""Control of Python while a model's own code runs: replaced functions, garbage collection, plain attributes."""

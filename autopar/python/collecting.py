@@ -1,4 +1,4 @@
-"""Pausing Python's cyclic garbage collector while a stage makes a great many objects that all stay."""
+"""Pausing Python's cyclic garbage collector while a stage creates a great many objects that all stay alive."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """For the duration, no collection of cycles; as a decorator, for every call.
+    """Turn cyclic garbage collection off inside; as a decorator, in every call.
 
-    Each full collection walks the whole graph and its strategies again, and finds nothing: half of the time of a
-    prediction. One that came just after a plan would, too. Objects without cycles are freed as always.
+    Each full collection would walk the whole graph and its strategies and find nothing; this was half of the time of a
+    prediction. To avoid one right after a plan is made as well, all objects are moved to the oldest generation at the
+    end. Objects that are not in cycles are freed as always.
 
     >>> with collection_paused():
     ...     gc.isenabled()
@@ -29,11 +30,11 @@ def collection_paused() -> Iterator[None]:
 
 
 def all_are_old() -> None:
-    """Put all objects into the oldest generation, as a collection would that finds no garbage, without a look at them.
+    """Move all objects to the oldest generation without examining them, as a collection that finds no garbage would.
 
-    What is garbage among them is found by the next full collection.
+    Any garbage among them is found by the next full collection.
     """
-    if gc.get_freeze_count():  # the caller's own, who wants it to stay so
+    if gc.get_freeze_count():  # the caller has frozen objects: `unfreeze` would undo that
         gc.collect(1)
         return
     gc.freeze()

@@ -1,8 +1,8 @@
-"""Parameters and buffers that a model also holds in plain lists, dicts and attributes, which modules do not look into.
+"""Parameters and buffers that a model also holds in plain lists, dicts and attributes, unseen by `nn.Module`.
 
-`self.weights = [self.embedding.weight]`, `self.__dict__["weight"] = self.projection.weight`: read in forward, they are
-the registered ones. Whoever puts other tensors in a model's place of those (a trace its data-free ones, a plan its
-parts) puts them there too.
+With `self.weights = [self.embedding.weight]` or `self.__dict__["weight"] = self.projection.weight`, forward reads the
+registered tensors through another reference. Code that replaces a model's registered tensors (a trace by data-free
+ones, a plan by shards) must replace these references too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _CONTAINERS = list, tuple, dict
-_MOST = 10_000  # elements of a container that is looked through: what is longer holds data
+_MOST = 10_000  # elements: a longer container is taken for data and not searched
 
 
 class _Place(NamedTuple):
@@ -25,7 +25,7 @@ class _Place(NamedTuple):
 
 
 class Held:
-    """Where a model holds its registered tensors besides."""
+    """All references to a model's registered tensors outside of its modules' registries."""
 
     def __init__(self, model: nn.Module) -> None:
         registered: dict[int, tuple[dict[str, Any], str]] = {}
@@ -42,13 +42,16 @@ class Held:
         ]
 
     def update(self) -> None:
-        """Put there what is registered now."""
+        """Set each reference to the tensor that is registered now."""
         for place, (tensors, name) in self._places:
             place.put(tensors[name])
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
-        """While inside, others are registered, one by one: what was is not held here, and in the end they are."""
+        """While inside, registered tensors may be replaced one by one; at the end the references follow.
+
+        Inside, the references are None, so that they keep no replaced tensor alive.
+        """
         for place, _ in self._places:
             place.put(None)
         try:
@@ -66,7 +69,7 @@ def _tensors(module: nn.Module) -> Iterator[_Place]:
 
 
 def _inside(place: _Place, seen: set[int]) -> Iterator[_Place]:
-    """The tensors in a place, in a container there, and in those inside it."""
+    """The tensors at a place, in a container there, and in containers nested in it."""
     value = place.get()
     if isinstance(value, torch.Tensor):
         yield place
@@ -84,7 +87,7 @@ def _item(container: Any, key: Any) -> _Place:
 
 
 def _part(whole: _Place, index: int) -> _Place:
-    """An element of a tuple: another tuple takes that one's place."""
+    """The place of a tuple's element: setting it replaces the tuple."""
 
     def put(value: Any) -> None:
         before = whole.get()

@@ -1,8 +1,8 @@
-"""The model's own code as one process runs it, on ranks too.
+"""Runs the model's own code as in a single process, on all ranks.
 
-A planned forward is that of one process with the whole batch: what ranks would exchange in it is there already. So code
-that asks is told that it is alone, as losses do that divide by the number of ranks where there are several; and what
-exchanges all the same is refused, since a sum over ranks of what each of them has whole would count it once a rank.
+A planned forward is that of one process with the whole batch: it has nothing to exchange with other ranks. So code that
+asks `torch.distributed` is told that there is no process group (some losses would divide by the number of ranks), and a
+collective call is refused: a sum over ranks of a value that each has whole would count it once per rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from autopar.errors import UntraceableError
 from autopar.python.replaced import forwarding, original
 
-_ANSWERS: dict[str, Any] = {"is_initialized": False, "get_world_size": 1, "get_rank": 0}
+_ANSWERS: dict[str, Any] = {"is_initialized": False, "get_world_size": 1, "get_rank": 0}  # without a process group
 _EXCHANGES = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object"),
     *("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
@@ -34,7 +34,7 @@ class ExchangeError(UntraceableError):
 
 
 class _Here(threading.local):
-    """Of a thread: how many times over it is inside, and what tells the place of a call there."""
+    """Per thread: the nesting depth of `one_process`, and the function that tells the place of a call for errors."""
 
     depth = 0
     where: Callable[[], str] = staticmethod(str)
@@ -42,14 +42,14 @@ class _Here(threading.local):
 
 _HERE = _Here()
 _ENTERING = threading.RLock()
-_inside = 0  # of all threads: functions of torch are replaced while any of them is
+_inside = 0  # threads inside: torch's functions are replaced while it is not 0
 
 
 @contextlib.contextmanager
 def one_process(where: Callable[[], str] = str) -> Iterator[None]:
-    """While inside, this thread finds `torch.distributed` as it is without a process group; `where`: a call's place.
+    """While inside, this thread sees `torch.distributed` as without a process group. `where`: tells a call's place.
 
-    Raises ExchangeError for what exchanges.
+    Raises ExchangeError for a collective or a message between ranks.
     """
     global _inside
     codes = _codes() if dist.is_available() else []
@@ -71,11 +71,11 @@ def one_process(where: Callable[[], str] = str) -> Iterator[None]:
 
 @functools.cache
 def _codes() -> list[tuple[FunctionType, CodeType, CodeType]]:
-    """Functions of torch, their code, and what stands in its place."""
+    """The functions of torch to replace, each with its code object and the replacement."""
     found = []
     for name in (*_ANSWERS, *_EXCHANGES):
         function = getattr(dist, name, None)
-        if isinstance(function, FunctionType):  # which torch versions have is not the same
+        if isinstance(function, FunctionType):  # not every version of torch has it
             code = forwarding(functools.partial(_answer, name, original(function)), function.__code__)
             found.append((function, function.__code__, code))
     return found

@@ -1,7 +1,7 @@
-"""Replacing what a Python function does, wherever it is bound.
+"""Replacing a Python function wherever it is bound.
 
-A function may have been imported under many names, or closed over, before the trace begins. Its `__code__`
-is what all of them share.
+A function may have been imported under many names, or captured in closures, before the trace begins. All of these share
+its `__code__`, which is therefore what is replaced.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Replacement = Callable[..., Any]
-_OVERRIDES: dict[types.FunctionType, Replacement] = {}
-_COPIES: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+_OVERRIDES: dict[types.FunctionType, Replacement] = {}  # declared by `override`
+_COPIES: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()  # made by `original`
 
 
 @contextlib.contextmanager
 def override(function: Callable[..., Any], replacement: Replacement) -> Iterator[None]:
-    """While inside, a trace calls `replacement` where the model calls `function`.
+    """While inside, traces call `replacement` where the model calls `function`.
 
     Raises TypeError for what is not a Python function.
     """
@@ -36,7 +36,7 @@ def override(function: Callable[..., Any], replacement: Replacement) -> Iterator
 
 @contextlib.contextmanager
 def overrides_active() -> Iterator[None]:
-    """While inside, the declared overrides hold."""
+    """While inside, all overrides declared with `override` are in effect."""
     with contextlib.ExitStack() as stack:
         for function, replacement in _OVERRIDES.items():
             stack.enter_context(replaced(function, replacement))
@@ -55,7 +55,7 @@ def replaced(function: types.FunctionType, replacement: Replacement) -> Iterator
 
 
 def original(function: types.FunctionType) -> types.FunctionType:
-    """A copy of a function that keeps doing what it does now."""
+    """A copy of a function that keeps its current behaviour."""
     copy = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -65,15 +65,15 @@ def original(function: types.FunctionType) -> types.FunctionType:
 
 
 def is_copy(function: types.FunctionType) -> bool:
-    """Whether `original` made it; those of traces that are over live until the next full collection."""
+    """Whether `original` made this function. Copies of finished traces live until the next full collection."""
     return function in _COPIES
 
 
-_MARK = "the replacement stands here"
+_MARK = "the replacement stands here"  # a constant of the generated code, which `forwarding` replaces
 
 
 def forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeType:
-    """Code that calls `replacement`, with as many free variables as `like`: Python asks for the same number."""
+    """Code that calls `replacement`. To be assigned as `__code__`, it needs as many free variables as `like`."""
     inner = _calling(len(like.co_freevars))
     constants = tuple(replacement if c == _MARK else c for c in inner.co_consts)
     return inner.replace(co_consts=constants, co_name=like.co_name, co_filename=__file__)
@@ -81,6 +81,7 @@ def forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeType
 
 @functools.cache
 def _calling(variables: int) -> types.CodeType:
+    """Code of a function that calls the marked constant with all its arguments, and has so many free variables."""
     names = [f"v{i}" for i in range(variables)]
     source = "\n".join([
         "def outer():",
@@ -92,7 +93,7 @@ def _calling(variables: int) -> types.CodeType:
     ])  # fmt: skip
     namespace: dict[str, Any] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # a string is not callable: it is replaced above
+        warnings.simplefilter("ignore", SyntaxWarning)  # it calls a string, which `forwarding` replaces
         exec(source, namespace)
     inner: types.CodeType = namespace["outer"]().__code__
     return inner

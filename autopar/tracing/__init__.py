@@ -1,7 +1,7 @@
 """Tracing: a model and examples of its inputs become an annotated `torch.fx.Graph`.
 
-One recorder does it (`recorder`): data-free tensors flow through the user's own Python and every torch
-function they meet is written down. The other names are thin fronts on it.
+The recorder (`recorder`) does it: data-free tensors flow through the user's own Python, and every torch function that
+is called on them is recorded as a node. The other names here are thin interfaces to it.
 """
 
 from autopar.python.replaced import override

@@ -1,4 +1,4 @@
-"""The arguments of a recorded call: as the graph holds them, and as they run without data."""
+"""The arguments of a recorded call, in two forms: as the graph holds them, and as they run without data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 
 class Arguments:
-    """The arguments of one call, turned into graph arguments; `tensors` are their data-free tensors, in order."""
+    """The arguments of one call, converted to graph arguments; `tensors` are their data-free tensors, in order."""
 
     __slots__ = (
         "_detach", "elsewhere", "graph_args", "graph_kwargs", "nodes", "parameters", "recorder", "replaced",
@@ -31,22 +31,26 @@ class Arguments:
     def __init__(self, recorder: Recorder, args: Any, kwargs: Mapping[str, Any] | None = None) -> None:
         self.recorder = recorder
         self.tensors: list[Tensor] = []
-        self.nodes: list[fx.Node] = []  # those that stand for them in the call
-        self.elsewhere: dict[int, fx.Node] = {}  # by identity: those that stand for them where they are not detached
-        self.parameters: list[str] = []  # names of those that are parameters
-        self.replaced = False  # an argument must be replaced to run: a constant, a device, an unknown number
-        self.unknown = False  # an argument is a number that is not known
+        self.nodes: list[fx.Node] = []  # of `tensors`: the nodes that the call reads
+        self.elsewhere: dict[int, fx.Node] = {}  # by id, of tensors that the call reads detached: their own nodes
+        self.parameters: list[str] = []  # names of the parameters among them
+        self.replaced = False  # an argument must be replaced for the run: a constant, a device, an unknown number
+        self.unknown = False  # an argument is an unknown number
         self._detach = recorder.grad and not torch.is_grad_enabled()
         self.graph_args = self.take(args)
         self.graph_kwargs = self.take(kwargs) if kwargs else {}
 
     def value(self, index: int) -> Tensor:
-        """A tensor as its node has it: behind a call that writes it under no_grad, its history is what it was, so that
-        the write is one through a view without gradient."""
+        """A tensor's value as the node that the call reads has it.
+
+        Under no_grad this node is a detach of the tensor: a write goes through that view, and keeps the tensor's
+        history.
+        """
         value = value_of(self.tensors[index])
         return value.detach() if id(self.tensors[index]) in self.elsewhere else value
 
     def take(self, value: Any) -> Any:
+        """A value as a graph argument: tensors and traced numbers become their nodes."""
         kind = type(value)
         if kind in PLAIN:
             return value
@@ -100,7 +104,7 @@ class Arguments:
         return value
 
     def data_free(self, value: Any) -> Any:
-        """The same arguments to run with: constants without data, devices meta."""
+        """The same arguments for a run without data: constants become data-free, devices meta."""
         if isinstance(value, Tensor):
             return value if value.device.type == "meta" else self.recorder.attributes.data_free(value)
         if isinstance(value, torch.device):
@@ -117,4 +121,4 @@ class Arguments:
         return value
 
 
-_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as eager reads them
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as torch does

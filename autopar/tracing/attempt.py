@@ -1,4 +1,4 @@
-"""One attempt at a trace: everything is set up, the model runs once, and everything is put back."""
+"""One attempt at a trace: everything is set up, the model runs once, and everything is restored."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from autopar.tracing.traced import Traced
 
 @dataclass
 class Options:
-    """How a trace is made; `trace` says what each means."""
+    """How a trace is made; `trace` documents the options."""
 
     policy: LeafPolicy
     paths: DataFreePaths
@@ -80,8 +80,8 @@ class Options:
     one_node: Iterable[Callable[..., Any]] = field(default=())
     dynamic_shapes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     entry: Entry = FORWARD
-    are_finite: bool = True  # how checks of activations are answered
-    left: Left = field(default_factory=list)  # what attempts have made
+    are_finite: bool = True  # the assumed answer to checks of activations
+    left: Left = field(default_factory=list)  # data-free tensors of earlier attempts that are still referenced
 
 
 class Attempt:
@@ -93,7 +93,7 @@ class Attempt:
         self.attributes = Attributes(model, options.parameter_dtype)
         self.order = ExecutionOrder(model)
         self.given: list[Any] = []  # the arguments of the call
-        self.called: set[FunctionType] = set()  # of the functions that are leaves
+        self.called: set[FunctionType] = set()  # function leaves that were called
         self.recorder = Recorder(
             self.graph,
             self.attributes,
@@ -110,20 +110,20 @@ class Attempt:
         return self.calls.culprit(error)
 
     def run(self) -> Traced:
-        """Trace; whatever happens, nothing that the attempt set up stays."""
-        forget(self.options.left, self.model)  # by an attempt that failed, and is not running any more
+        """Trace; nothing that the attempt has set up remains, also after an error."""
+        forget(self.options.left, self.model)  # from a failed attempt, whose frames are gone now
         try:
             traced = self._run()
             self.calls.release()
             return traced
         finally:
             self.attributes.release()
-            self.recorder.unanswered.clear()  # errors have frames, which have tensors, and the recorder
+            self.recorder.unanswered.clear()  # errors keep frames alive, and these tensors and the recorder
             self.options.left += self.recorder.release()
 
     def _run(self) -> Traced:
         examples = self.inputs.values({v.name: v.example for v in self.inputs.leaves})
-        own_key = matching.key_of(self.inputs, examples)  # now: forward may set what it reads
+        own_key = matching.key_of(self.inputs, examples)  # before the call, which may change what it reads
         placeholders = self._placeholders()
         reads = PlainReads(self.model, self.options.loss_fn)
         states = self.inputs.states
@@ -138,7 +138,7 @@ class Attempt:
             if (fault := check_writes(self.graph, self.model, self.recorder.sharing)) is not None:
                 self.calls.blame(*fault)
                 raise fault[0]
-            for error, path in self.recorder.unanswered:  # the model caught it, and went a way that it goes for errors
+            for error, path in self.recorder.unanswered:  # the model caught it and took its path for errors
                 self.calls.blame(error, path)
                 raise error
             policy = self.options.policy
@@ -158,7 +158,7 @@ class Attempt:
             functionalize(self.graph)
             as_linear_layers(self.graph)
         guards = take_guards(self.graph)
-        if unseen and not self.inputs.same:  # calls that do not look at a state are alike whatever it is
+        if unseen and not self.inputs.same:  # a state that the call does not read does not distinguish calls
             self.inputs = leave_out(self.graph, self.inputs, unseen)
             own_key = matching.key_without(own_key, unseen)
             examples = {name: value for name, value in examples.items() if name not in unseen}
@@ -242,7 +242,7 @@ class Attempt:
             yield
 
     def _placeholders(self) -> dict[str, torch.Tensor]:
-        """A data-free tensor and a placeholder for every tensor input."""
+        """A placeholder, and a data-free tensor for it, for every tensor input."""
         made: dict[str, torch.Tensor] = {}
         dtype = self.options.parameter_dtype
         for leaf in self.inputs.leaves:
@@ -259,7 +259,7 @@ class Attempt:
             self.recorder.dynamic.read_from(node, free)
             node.meta[EXAMPLE] = example
             if leaf.argument in self.inputs.states:
-                node.meta[STATE], node.meta[STATE_OF] = -1, leaf.argument  # until it is known what is left there
+                node.meta[STATE], node.meta[STATE_OF] = -1, leaf.argument  # the output that sets it is not known yet
             if leaf.known:
                 self.recorder.known.put(free, example.detach().cpu(), node, from_input=True)
             made[leaf.name] = free

@@ -1,4 +1,4 @@
-"""What can go wrong while tracing: each error says where in the model and what to do."""
+"""Errors of tracing: each says where in the model it happened and what to do."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ OR_LEAF = ", or let the module be a leaf"
 
 
 def nor_one_op(reason: str, why: str) -> str:
-    """Why something has no graph, and why it cannot be one op either: without the advice to let it be a leaf."""
+    """Why something can neither be traced nor be one op; the advice to make it a leaf is removed from `reason`."""
     return f"{reason.replace(OR_LEAF, '').rstrip('.')}. Nor can it run as one op: {why}"
 
 
 class TraceError(UntraceableError, RuntimeError):
-    """The model does something that cannot be put in a graph."""
+    """The model does something that cannot be recorded in a graph."""
 
 
 class DrawError(UntraceableError):
-    """Forward draws a number that no graph could draw again."""
+    """Forward draws a random number in a way that a graph could not repeat."""
 
 
 class UnknownDataError(TraceError):
-    """Python asked for the contents of a tensor that has none while tracing.
+    """Python asked for the contents of a tensor that has no data while tracing.
 
-    `frames` are the code objects of the functions that asked, innermost first: a library that asked and has a
-    data-free path is sent down it when the trace is repeated.
+    `frames`: code objects of the functions that asked, innermost first. If a library that asked has a data-free path,
+    the trace is repeated with this path taken.
     """
 
     def __init__(self, message: str, *, where: str = "", frames: tuple[object, ...] = ()) -> None:
@@ -33,7 +33,7 @@ class UnknownDataError(TraceError):
 
 
 class NotOneOpError(TraceError):
-    """What has no graph cannot be one op either; `reason` is why it has no graph, the fault to mend."""
+    """Something can neither be traced nor be one op. `reason` is why it cannot be traced, which is the fault to fix."""
 
     def __init__(self, reason: str, message: str, *, where: str = "") -> None:
         super().__init__(nor_one_op(reason, message), where=where)
@@ -49,7 +49,7 @@ class UnrolledError(TraceError):
 
 
 def met_stand_in(error: Exception) -> UnknownDataError | None:
-    """The error of a number that depends on data, where code that takes plain ones alone met it and says so."""
+    """The error to report where code that accepts only plain numbers met an `UnknownNumber`; None for other errors."""
     if "UnknownNumber" not in str(error):
         return None
     return UnknownDataError(

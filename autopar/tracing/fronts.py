@@ -1,4 +1,4 @@
-"""The surfaces of older tracers, each a few lines on the one recorder."""
+"""The interfaces of older tracers, each a few lines on top of the recorder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autopar.tracing.tracer import FunctionModule, trace
 
 
 class MetaTracer:
-    """A tracer object: `root` is the module it traced last (a function is wrapped in one)."""
+    """A tracer object. `root` is the module that it traced last; a function is wrapped in a module."""
 
     root: nn.Module | None = None
 
@@ -34,7 +34,7 @@ class MetaTracer:
 
 
 class HFTracer(MetaTracer):
-    """The tracer of `hf_symbolic_trace`: layers, activations and Conv1D are leaves, the rest is as called."""
+    """The tracer of `hf_symbolic_trace`: layers, activations and Conv1D are leaves; the rest is recorded as called."""
 
     def trace(
         self, root: nn.Module | Callable[..., Any], meta_args: Mapping[str, Any] | None = None, **options: Any
@@ -52,8 +52,9 @@ def hf_symbolic_trace(
 ) -> tuple[fx.GraphModule, MetaTracer]:
     """The graph of a transformers model as a module, and the tracer.
 
-    `input_names` (default: those of the dummies) stay inputs; every other argument is fixed, to `concrete_args`,
-    else to its default, else to None. Dummies come from `dummy_inputs`, else from the model.
+    `input_names` (default: the names of the dummies) remain inputs; every other argument is fixed to its value in
+    `concrete_args`, else its default, else None. Dummies come from `dummy_inputs`, else from the model.
+
     Raises ArgumentError (a ValueError) for a name that `forward` does not have.
     """
     dummies = dict(dummy_inputs if dummy_inputs is not None else getattr(model, "dummy_inputs", None) or {})
@@ -79,7 +80,7 @@ def hf_symbolic_trace(
 
 @dataclass
 class TracingConfig:
-    """How a model's execution order is recorded: with which tracer, and which arguments fixed."""
+    """How to record a model's execution order: with which tracer, and with which arguments fixed."""
 
     tracer: fx.Tracer = field(default_factory=fx.Tracer)
     concrete_args: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Torch functions that are not simply recorded: sizes, devices, data, properties."""
+"""Torch functions that need more than recording: questions about sizes, devices and data, and properties."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _get_device(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> int:
 
 
 def _as(method: Callable[..., Any], *rest: Any) -> Any:
-    """A property that is written as a method."""
+    """A handler that records a property as a method call."""
     return lambda recorder, func, args, kwargs: recorder.record(method, args[0], *rest)
 
 
@@ -86,18 +86,18 @@ def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _squeezed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Dims of length 1 are named, and no others: of a longer one a rank may hold 1."""
+    """Name the dims of length 1 explicitly: a rank's part of a longer dim may have length 1 too."""
     tensor, *given = args or (kwargs["input"],)
     rank, asked = tensor.ndim, given[0] if given else kwargs.get("dim", range(tensor.ndim))
     dims = [int(d) for d in (asked if isinstance(asked, (tuple, list, range)) else (asked,))]
     lengths = [tensor.shape[d] for d in dims if -rank <= d < rank]
     if len(lengths) < len(dims) or any(type(n) is not int for n in lengths) or (type(asked) is int and lengths == [1]):
-        return recorder.record(func, *args, **kwargs)  # an error, symbols, what is named already
+        return recorder.record(func, *args, **kwargs)  # an error, symbols, or dims that are named already
     return recorder.record(Tensor.squeeze, tensor, tuple(d for d, n in zip(dims, lengths, strict=True) if n == 1))
 
 
 def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """`to`, `cpu`, `cuda`: data-free tensors stay where they are."""
+    """`to`, `cpu`, `cuda`: data-free tensors change their dtype at most, never their device."""
     if func.__name__ in ("cpu", "cuda"):
         return args[0]
     rest = list(args[1:])
@@ -109,9 +109,9 @@ def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Fused kernels lay their output out like the query, the meta kernel does not; `contiguous` must find the same.
+    """Fused kernels lay out their output like the query, the meta kernel does not; `contiguous` must see the former.
 
-    Kernels for GPUs differ where the sequence comes before the batch: there the meta kernel's layout stands.
+    GPU kernels deviate where the sequence comes before the batch: there the meta kernel's layout is kept.
     """
     query = args[0] if args else kwargs["query"]
     mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
@@ -125,12 +125,12 @@ def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return recorder.record(_attention_like_the_query if fused else func, *args, **kwargs)
 
 
-_SWAPS = (((1, 2),), ((1, 2), (0, 1)))  # of a query's dims, to their order in memory: batch first, sequence first
+_SWAPS = (((1, 2),), ((1, 2), (0, 1)))  # swaps that make a query contiguous: batch first, or sequence first
 
 
 def _swapped(tensor: Tensor, swaps: Sequence[tuple[int, int]]) -> Tensor:
     for swap in swaps:
-        tensor = tensor.transpose(*swap)  # which takes symbols for sizes, other than `permute`
+        tensor = tensor.transpose(*swap)  # unlike `permute`, it accepts symbolic sizes
     return tensor
 
 
@@ -145,7 +145,7 @@ def _attention_like_the_query(*args: Any, **kwargs: Any) -> Tensor:
 
 
 def _grouped_product(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """The meta kernel takes bfloat16 alone, the CPU's takes any dtype."""
+    """Run in bfloat16: the meta kernel takes no other dtype, although the CPU kernel takes any."""
     return recorder.record(_grouped_product_of_any_dtype, *args, **kwargs)
 
 
@@ -173,7 +173,7 @@ _EMBEDDING_ARGUMENTS = {
 
 
 def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """`max_norm` scales rows of the weight in place, which no plan of its shards does; nor are gradients sparse."""
+    """Refuse `max_norm`, which writes into the weight (no plan does that to shards), and sparse gradients."""
     given = {**dict(zip(_EMBEDDING_ARGUMENTS[func], args, strict=False)), **kwargs}
     if given.get("sparse") and given["weight"].requires_grad and torch.is_grad_enabled():
         raise UntraceableError(
@@ -193,7 +193,7 @@ def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _bincount(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """With `minlength` as many bins as that, into which ones (or weights) are added; a larger value is an error."""
+    """With `minlength`: ones (or weights) scatter-added into that many bins; larger values fail at run time."""
     given = {**dict(zip(("input", "weights", "minlength"), args, strict=False)), **kwargs}
     values, weights, bins = given["input"], given.get("weights"), given.get("minlength", 0)
     if recorder.known.can_tell([t for t in (values, weights) if t is not None]):
@@ -205,7 +205,7 @@ def _bincount(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         )
     if weights is None:
         added = recorder.record(torch.ones_like, values, dtype=torch.int64)
-    else:  # as torch has it: no gradient, and what is not of single precision in double
+    else:  # as torch does: no gradient, and double precision unless float32
         added = recorder.record(Tensor.detach, weights)
         if weights.dtype not in (torch.float32, torch.float64):
             added = recorder.record(Tensor.to, added, torch.float64)
@@ -280,8 +280,8 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
 if hasattr(torch, "_grouped_mm"):  # what torch.nn.functional.grouped_mm calls
     HANDLERS[torch._grouped_mm] = _grouped_product
 _ATEN = torch.ops.aten
-# What stands in the graph for the functions that run in its place on data-free tensors; and for operators, which are
-# seen below vmap, the methods that take the same arguments: those have rules.
+# How some functions appear in the graph. Substitutes that run on data-free tensors appear as the original function;
+# aten operators, which are seen below vmap, as the tensor methods with the same arguments, since these have rules.
 WRITTEN_AS: dict[Any, Any] = {
     _ATEN.view.default: Tensor.view,
     _ATEN._unsafe_view.default: Tensor.view,

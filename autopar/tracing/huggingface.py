@@ -1,4 +1,4 @@
-"""What Hugging Face models need to be traced: hooked forwards bypassed, a warning muted, caches that are pytrees."""
+"""What Hugging Face models need for tracing: hooked forwards bypassed, a warning muted, caches as pytrees."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autopar.tracing.sizes import Traced
 
 @contextlib.contextmanager
 def prepared(model: nn.Module) -> Iterator[None]:
-    """While inside, wrapped forwards are bypassed, and a warning that reads the input's data is mute."""
+    """While inside, wrapped forwards are bypassed, and a warning that would read the contents of inputs is muted."""
     with bare_forward(model), _muted():
         yield
 
 
 @contextlib.contextmanager
 def bare_forward(model: nn.Module) -> Iterator[None]:
-    """While inside, modules whose `forward` accelerate has wrapped run the one it keeps in `_old_forward`."""
+    """While inside, modules whose `forward` accelerate has wrapped run the original, kept in `_old_forward`."""
     wrapped = [(m, vars(m)["forward"]) for m in model.modules() if "_old_forward" in vars(m) and "forward" in vars(m)]
     for module, _ in wrapped:
         vars(module)["forward"] = vars(module)["_old_forward"]
@@ -51,7 +51,7 @@ def _muted() -> Iterator[None]:
 
 
 def register_caches() -> None:
-    """Make the library's key-value caches pytrees, so that they can go in and out of a graph."""
+    """Register the library's key-value caches as pytrees, so that they can be inputs and outputs of a graph."""
     caches = sys.modules.get("transformers.cache_utils")
     if caches is None:
         return
@@ -64,8 +64,10 @@ def register_caches() -> None:
 
 
 class _Skeleton:
-    """An object without the attributes that hold tensors or caches. Two are equal if a trace could not tell them apart:
-    of one class, with the same attribute names and the same plain values (how many tokens a sliding window has seen).
+    """An object without the attributes that hold tensors or caches: the pytree context of a cache.
+
+    Two are equal if a trace could not distinguish them: the same class, attribute names and plain values (for example
+    how many tokens a sliding window has seen).
     """
 
     def __init__(self, kind: type, names: tuple[str, ...], rest: dict[str, Any]) -> None:
@@ -101,9 +103,9 @@ def _unflatten(children: Any, skeleton: _Skeleton) -> Any:
 
 
 def _is_filled(value: Any) -> bool:
-    """Whether tensors are in it, or layers of a cache that a trace would fill: these must not be shared by copies.
+    """Whether a value holds tensors, or cache layers that a trace would fill: copies of a cache must not share these.
 
-    A traced size counts, too (how many tokens a window has seen): each call computes its own.
+    A traced size counts too (how many tokens a window has seen): each call computes its own.
     """
     if isinstance(value, Traced):
         return True

@@ -1,8 +1,8 @@
-"""Libraries that have a data-free path for tracing are sent down it where they asked for unknown data, and only there.
+"""Data-free paths of libraries: a function that has one takes it if it asked for unknown data, and only then.
 
-`torch.compiler.is_exporting()` and `is_compiling()`, on which Hugging Face's `is_tracing` rests, answer yes
-to the functions that asked for unknown data on an earlier attempt. Answered always, models would lose the
-choices that need no data, such as `is_causal`.
+`torch.compiler.is_exporting()` and `is_compiling()`, which Hugging Face's `is_tracing` calls, return True to functions
+that asked for unknown data in an earlier attempt. If they always returned True, models would lose choices that need no
+data, such as `is_causal`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _QUESTIONS = ("is_exporting", "is_compiling")
 
 
 class DataFreePaths:
-    """Which functions are told that they are being traced; `always`: all of them."""
+    """The functions that are told that they are being exported or compiled; with `always`, all are."""
 
     def __init__(self, always: bool = False) -> None:
         self.always = always
         self.told: set[object] = set()
 
     def offer(self, frames: tuple[object, ...]) -> bool:
-        """Tell these functions next time; False if they were told already, and asked all the same."""
+        """Tell these functions at the next attempt; False if they were told already and asked for data nevertheless."""
         new = set(frames) - self.told
         self.told |= new
         return bool(new)
 
     @contextlib.contextmanager
     def offered(self) -> Iterator[None]:
-        """While inside, the functions that are to be told receive yes."""
+        """While inside, `torch.compiler`'s questions return True to these functions."""
         if not self.told and not self.always:
             yield
             return
@@ -51,6 +51,6 @@ class DataFreePaths:
         if self.always:
             return True
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code.co_name.startswith("is_"):  # `is_tracing` and the like ask for others
+        while frame is not None and frame.f_code.co_name.startswith("is_"):  # `is_tracing` asks for its caller
             frame = frame.f_back
         return frame is not None and frame.f_code in self.told

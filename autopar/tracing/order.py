@@ -1,7 +1,6 @@
-"""Execution order: which modules ran, in which order parameters were first used, and by whom.
+"""Execution order: which modules ran, in which order parameters were first used, and by which module.
 
-Only modules and names are kept; parameters are looked up in the model when asked for, so an order keeps no
-parameter alive.
+Only modules and names are kept. Parameters are looked up in the model on request, so an order keeps none alive.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from autopar.tracing.patching import attributes_set
 
 
 class Usage(NamedTuple):
-    """Parameters that `module` used together: in one operation of its own, or as a called child, all of its own."""
+    """Parameters that `module` used together: in one operation of its own, or all of a leaf's at its call."""
 
     module: nn.Module
     named_params: list[tuple[str, nn.Parameter]]
 
 
 class ExecutionOrder:
-    """`modules`: one entry a call, in the order of entry. `params`: each parameter once, at first use."""
+    """`modules`: one entry for each call, in the order of entry. `params`: each parameter once, by first use."""
 
     def __init__(self, root: nn.Module) -> None:
         self.root = root
@@ -31,7 +30,7 @@ class ExecutionOrder:
         self._current = root
         self._events: dict[nn.Module, list[nn.Module | tuple[str, ...]]] = {
             root: []
-        }  # of each module: children, operations
+        }  # by module: calls of children, and parameters of operations
         self._uses: dict[str | nn.Module, None] = {}  # names and leaves in the order of their first use
 
     @contextlib.contextmanager
@@ -70,7 +69,7 @@ class ExecutionOrder:
 
     @property
     def usage(self) -> dict[nn.Module, list[Usage]]:
-        """For every module that ran, the groups of parameters that it used, in order; empty for one without."""
+        """For every module that ran, the groups of parameters that it used, in order; empty if it used none."""
         found: dict[nn.Module, list[Usage]] = {}
         for module, events in self._events.items():
             groups = [
@@ -88,7 +87,7 @@ class ExecutionOrder:
 
 @contextlib.contextmanager
 def record_execution(tracer: fx.Tracer, root: nn.Module) -> Iterator[ExecutionOrder]:
-    """Record the execution order of what a stock `torch.fx.Tracer` traces inside; it is as it was afterwards."""
+    """Record the execution order while a plain `torch.fx.Tracer` traces; afterwards the tracer is as before."""
     order = ExecutionOrder(root)
     names = {n for n, _ in root.named_parameters()}
     call_module, create_proxy = tracer.call_module, tracer.create_proxy

@@ -11,10 +11,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def attributes_set(owner: Any, **values: Any) -> Iterator[None]:
-    """While inside, `owner` has these attributes; afterwards exactly what it had, also after an error.
+    """While inside, `owner` has these attributes; afterwards exactly those it had before, also after an error.
 
-    A module that is imported meanwhile (torch's compiler is, by some ops) may take one of them as a name of its own; it
-    is given what there was before.
+    A module that is first imported inside (some ops import torch's compiler) may bind a replaced function under a name
+    of its own; such names are set to the original too.
 
     >>> import math
     >>> with attributes_set(math, tau=6):
@@ -41,7 +41,7 @@ def attributes_set(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def _restore(module: ModuleType, before: Mapping[int, Any]) -> None:
-    """Give a module what there was before, for values by their identity."""
+    """Set names of a module to the original values. `before`: these, by the id of the temporary value."""
     for name, value in list(vars(module).items()):
         if id(value) in before:
             setattr(module, name, before[id(value)])

@@ -1,4 +1,4 @@
-"""Where in the user's code we are: the innermost frame that belongs neither to torch nor to the tracer."""
+"""The place in the user's code: the innermost frame that belongs neither to torch nor to the tracer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autopar.python import one_process, replaced
 _OURS = (
     os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "torch" + os.sep,
     os.path.dirname(__file__) + os.sep,
-    replaced.__file__,  # functions that are replaced run code of this file
+    replaced.__file__,  # replaced functions run code of this file
     one_process.__file__,
 )
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -27,7 +27,7 @@ _foreign: dict[str, bool] = {}
 
 @functools.cache
 def is_installed(filename: str) -> bool:
-    """Whether a file is one of an installed package."""
+    """Whether a file belongs to an installed package."""
     return not _INSTALLED.isdisjoint(Path(filename).parts)
 
 
@@ -39,11 +39,11 @@ def is_users(filename: str) -> bool:
 
 
 def current() -> str:
-    """ "file:line" of the user's code that is running; "" where the planner itself is, as before and after forward."""
+    """The place ("file:line") of the user's code that is running; "" if only the planner's code is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        known = _foreign.get(filename)  # asked for each node, of each frame between it and the user's code
+        known = _foreign.get(filename)  # hot path: asked for each node, for several frames
         if known or (known is None and is_users(filename)):
             return "" if filename.startswith(_PACKAGE) else _place(filename, frame.f_lineno)
         frame = frame.f_back
@@ -56,10 +56,10 @@ def _place(filename: str, line: int) -> str:
 
 
 def raised_at(error: BaseException, homes: Collection[str] = ()) -> str:
-    """ "file:line" of the innermost frame in the user's own code, or else in any that is neither torch's nor ours.
+    """The place ("file:line") of the innermost frame in the user's own code, else in any code but torch's and ours.
 
-    The user's own code is `homes` (of a model: the files of its modules), and all that is not installed: what a
-    library's config or cache raises is asked for there. Of a SyntaxError it is the line that cannot be read.
+    The user's own code is that in `homes` (the files of the model's modules) and in files that are not installed: where
+    a library's config or cache raises an error, its caller in the user's code is named. A SyntaxError has its own line.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -71,7 +71,7 @@ def raised_at(error: BaseException, homes: Collection[str] = ()) -> str:
 
 
 def callers(depth: int = 3) -> tuple[CodeType, ...]:
-    """Code of the user's functions that are running, innermost first, up to the nearest `forward`."""
+    """Code objects of the user's running functions, innermost first, up to the nearest `forward`."""
     found: list[CodeType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < depth:

@@ -1,4 +1,4 @@
-"""Which torch functions treat each element by itself, by their names: operators, methods and functions alike."""
+"""Which torch functions are pointwise, by name; operators, methods and functions share a name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_ALSO = {  # those that torch does not mark so
+_ALSO = {  # pointwise, although torch does not tag them so
     "to", "type", "float", "double", "half", "bfloat16", "long", "int", "bool", "contiguous", "clone", "detach", "cpu",
     "cuda", "type_as", "relu6", "softsign", "tanhshrink", "logsigmoid", "dropout", "where", "nan_to_num", "isclose",
     "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "fill",
@@ -21,14 +21,14 @@ _OF_OPERATORS = {
 
 
 def plain_name(func: Callable[..., Any]) -> str:
-    """A function's name as that of torch's operator: `div` of `Tensor.__rtruediv__`, `norm` of `torch.linalg.norm`."""
+    """The name of the corresponding aten operator: `div` for `Tensor.__rtruediv__`, `norm` for `torch.linalg.norm`."""
     name = str(getattr(func, "__name__", "")).strip("_").removeprefix("linalg_")
     return _OF_OPERATORS.get(name, name)
 
 
 @lru_cache(maxsize=1024)
 def is_pointwise(name: str) -> bool:
-    """Whether an operator treats each element by itself, whatever numbers and tensors that broadcast it is given."""
+    """Whether an operator is pointwise, for any numbers and broadcastable tensors as further operands."""
     if name in _ALSO:
         return True
     packet = getattr(torch.ops.aten, name, None)

@@ -1,9 +1,8 @@
-"""The recorder: data-free tensors flow through the user's Python, and every torch function they meet becomes a node.
+"""The recorder: data-free tensors flow through the user's Python, and every torch function called on them is a node.
 
-It is a `TorchFunctionMode`, so it sees each call as Python wrote it. The call then runs on tensors of the
-meta device, which have shapes, dtypes, strides, aliases and autograd but no data, and what comes out goes on
-through the user's code. A tensor is known by its identity; all of them are kept alive while tracing, so that
-no identity is reused.
+It is a `TorchFunctionMode`, so it sees each call as Python wrote it. The call then runs on tensors of the meta device,
+which have shapes, dtypes, strides, aliases and autograd but no data, and its result returns to the user's code. Tensors
+are identified by `id`; all of them are kept alive while tracing, so that no id is reused.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.trace_sizes = trace_sizes
         self.runs = Runs()
         self.sharing: set[torch.nn.Module] = set()  # leaves whose outputs share memory
-        self.guessed: dict[torch.nn.Module, str] = {}  # leaves whose outputs are taken to look like an input, and why
+        self.guessed: dict[torch.nn.Module, str] = {}  # leaves whose outputs are assumed to look like an input, and why
         self.autocast = autocasting.Autocast()
         self.sizes = SizeNodes(graph, self.annotate_number)
         self.dynamic = DynamicSizes(graph, self.annotate_number, self.is_recording, self.where)
@@ -77,11 +76,11 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.paused = False
         self.in_leaf = False
         self.is_below = False
-        self.read_before_gradient: dict[int, frozenset[fx.Node]] = {}  # by tensor: who has when it came to need one
-        self.reads_memory = False  # whether the user's code has asked how a tensor lies in memory
-        self.unanswered: list[tuple[UnknownDataError, str]] = []  # and the path of the module that asked
+        self.read_before_gradient: dict[int, frozenset[fx.Node]] = {}  # by tensor: who read it before it required one
+        self.reads_memory = False  # whether the user's code asked for strides and the like
+        self.unanswered: list[tuple[UnknownDataError, str]] = []  # with the path of the module that asked
 
-    # ---- what the mode sees
+    # ---- intercepting calls
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -115,9 +114,9 @@ class Recorder(TorchFunctionMode, GraphWriter):
         return self.record(func, *args, **kwargs)
 
     def initialises(self, func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-        """Whether a call fills a tensor that no node made, as modules do that a forward makes.
+        """Whether a call fills a tensor that no node made, as in the constructor of a module that forward creates.
 
-        Where such a parameter is used, not where it is filled, is the error.
+        Filling such a parameter is no error; using it later is.
         """
         if torch.is_grad_enabled():
             return False
@@ -127,7 +126,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
     # ---- recording
 
     def record(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run `func` on data-free tensors and write it down, unless it makes and changes no tensor."""
+        """Run `func` on data-free tensors and write a node for it, unless it neither makes nor changes a tensor."""
         if "generator" in kwargs:
             kwargs = without_generator(func, kwargs, self.where())
         if torch._C._is_any_autocast_enabled():
@@ -144,11 +143,11 @@ class Recorder(TorchFunctionMode, GraphWriter):
         except Again as again:
             return self.record(func, *again.args, **again.kwargs)
         if self.picks and any_picked(result):
-            return result  # rows, all of which are in the graph
+            return result  # picked rows: the graph holds all rows
         is_sized = real is not None and not self.known.guarded.isdisjoint(map(id, seen.tensors))  # by a known input
-        told = written_by_schema(func, args)  # below autograd, where vmap's bodies are seen, no version counts
+        told = written_by_schema(func, args)  # below autograd, as in bodies of vmap, no versions are counted
         written = [i for i, t in enumerate(seen.tensors) if t._version != versions[i] or id(t) in told]
-        if len(written) > 1 and writes_its_first(func):  # others count too where they look into the same storage
+        if len(written) > 1 and writes_its_first(func):  # aliases of the first change version too
             first = storage_of(seen.tensors[written[0]])
             written[1:] = [i for i in written[1:] if storage_of(seen.tensors[i]) != first]
         if real is None and not seen.unknown:
@@ -172,25 +171,25 @@ class Recorder(TorchFunctionMode, GraphWriter):
         real: Any = None,
         written: Sequence[int] = (),
     ) -> Any:
-        """The result of a call, now of a node; `written`: the tensors among `seen` that the call wrote into."""
+        """Write the node of a call, and register its result; `written`: which of `seen.tensors` it wrote into."""
         call = written_as(WRITTEN_AS.get(func) or func, args, kwargs)
         given = seen.graph_args[::-1] if call.swapped else seen.graph_args
         node = self.write(call.op, call.target, given, seen.graph_kwargs, call.name)
         if written:
             node.meta[WRITES] = {seen.nodes[i]: seen.value(i) for i in written}
-        several = written and not isinstance(result, Tensor)  # what was written goes by the nodes that it has
+        several = written and not isinstance(result, Tensor)  # written tensors keep the nodes that they have
         self.register(node, without(result, [seen.tensors[i] for i in written]) if several else result, real)
-        if not isinstance(result, Tensor):  # one may be an argument, which stays itself (broadcast_tensors)
+        if not isinstance(result, Tensor):  # a returned argument keeps its node (broadcast_tensors)
             self.nodes.update((id(tensor), of) for tensor, of in zip(seen.tensors, seen.nodes, strict=True))
         if seen.elsewhere:
-            self.nodes.update(seen.elsewhere)  # the result of a write is what was written
+            self.nodes.update(seen.elsewhere)  # a write returns the written tensor, which keeps its node
         self.finite.note(func, args, result, node)
         if seen.parameters:
             self.order.operation(seen.parameters)
         return result
 
     def _autocast(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The arguments as autocast hands them to `func`: casts are nodes, one a tensor."""
+        """The arguments as autocast casts them for `func`; each cast is a node, and a tensor is cast once."""
         kind = self.device.type
         if not torch.is_autocast_enabled(kind):
             return args, kwargs
@@ -212,7 +211,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
     def record_call(
         self, target: Any, run: Callable[..., Any], args: Any, kwargs: Any, op: str = "call_function"
     ) -> Any:
-        """One opaque node for `run(*args, **kwargs)`, which is not looked into."""
+        """Record `run(*args, **kwargs)` as one opaque node; calls inside are not recorded."""
         with self.pausing():
             seen = Arguments(self, args, kwargs)
             if seen.replaced:
@@ -227,7 +226,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """Nothing is recorded inside."""
+        """While inside, nothing is recorded."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -236,7 +235,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
 
     @contextlib.contextmanager
     def below_functions(self) -> Iterator[None]:
-        """Inside, torch functions are not recorded: someone records what reaches the dispatcher."""
+        """While inside, torch functions are not recorded, since another mode records what reaches the dispatcher."""
         before, self.is_below = self.is_below, True
         try:
             yield
@@ -244,27 +243,27 @@ class Recorder(TorchFunctionMode, GraphWriter):
             self.is_below = before
 
     def is_recording(self) -> bool:
-        """Whether we are in the user's code, and not inside something that is being recorded."""
+        """Whether the user's code is running, and not something inside a call that is being recorded."""
         if self.paused or torch._C._is_torch_function_all_disabled():
             return False
         return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
 
     def on(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which torch functions are recorded, also where they are already, as in the user's own code."""
+        """A context in which torch functions are recorded, whether they already are or not."""
         return contextlib.nullcontext() if self.is_recording() else self
 
     def _again(self, func: Callable[..., Any], args: Any, kwargs: Any, seen: Arguments) -> Tensor | None:
-        """What a call makes that ran before and only makes one tensor of unknown values; None for others."""
+        """The result of a call that ran before and only makes one tensor of unknown values; None for other calls."""
         if seen.replaced or not seen.tensors or func in MADE_KNOWN or self.known.can_tell(seen.tensors):
             return None
         return self.runs.again(func, args, kwargs)
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, seen: Arguments) -> tuple[Any, Any]:
-        """The result on data-free tensors; the real one too where only real values give a shape."""
+        """The result on data-free tensors; and the real result, where the shape follows only from real values."""
         free_args, free_kwargs = args, kwargs
         if seen.replaced or "device" in kwargs:
             free_args, free_kwargs = seen.data_free(args), seen.data_free(kwargs)
-        makes = func in FACTORIES or (func is torch.normal and not seen.tensors)  # of numbers alone, in a size
+        makes = func in FACTORIES or (func is torch.normal and not seen.tensors)  # from numbers only, one a size
         if makes and free_kwargs.get("device") is None:
             free_kwargs = {**free_kwargs, "device": META}
         try:
@@ -289,9 +288,9 @@ class Recorder(TorchFunctionMode, GraphWriter):
         return node
 
     def unknown(self, message: str, mend: str = "", *, deciding: Iterable[Tensor] = ()) -> UnknownDataError:
-        """The error of a question that has no answer; `deciding`: the tensors whose contents would tell.
+        """The error for a question that has no answer. `deciding`: the tensors whose contents would give it.
 
-        `mend`: what to do about it; by default, to make the inputs known that decide, or a leaf of the module.
+        `mend`: the advice; by default, to make the deciding inputs known, or the module a leaf.
         """
         mend = mend or known_or_leaf(self.nodes.get(id(tensor)) for tensor in deciding)
         error = UnknownDataError(f"{message}: {mend}", where=self.where(), frames=places.callers())

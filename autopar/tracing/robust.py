@@ -1,4 +1,4 @@
-"""Tracing that never fails: what cannot be traced becomes a leaf, and is traced on its own afterwards."""
+"""Tracing that never fails: a module that cannot be traced becomes a leaf, and is then traced on its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autopar.tracing.tracer import trace_until_done
 
 
 class RobustTracer:
-    """Traces modules, keeps as leaves those that fail, and remembers which did and why.
+    """Traces modules, keeps those that fail as leaves, and remembers which failed and why.
 
     The registry of leaf types belongs to the class, failures to the object.
     """
@@ -39,7 +39,7 @@ class RobustTracer:
 
     @classmethod
     def unregister_leaf(cls, kind: type[nn.Module]) -> None:
-        """They are no leaves any more; KeyError if they were not registered."""
+        """Modules of this type are no leaves any more; KeyError if the type was not registered."""
         RobustTracer._leaf_types.remove(kind)
 
     @classmethod
@@ -57,11 +57,11 @@ class RobustTracer:
         return self._failures.get(module)
 
     def is_unvisited(self, module: nn.Module) -> bool:
-        """Whether a module was neither traced nor called while another was."""
+        """Whether a module was neither traced itself nor called while another one was traced."""
         return module not in self._visited
 
     def record_call_module(self, module: nn.Module, error: BaseException | None = None) -> None:
-        """Note that a module was called, and with which error."""
+        """Note that a module was called, and the error that it raised, if any."""
         self._visited.add(module)
         if error is not None:
             self._failures[module] = f"{type(error).__name__}: {error}"
@@ -69,7 +69,7 @@ class RobustTracer:
     def trace(self, root: nn.Module, concrete_args: Mapping[str, Any] | None = None) -> fx.Graph:
         """The graph of `root`: tensors in `concrete_args` are examples of inputs, other values are fixed.
 
-        A root that cannot be traced at all is marked failed and gets an empty graph; nothing is raised.
+        A root that cannot be traced at all is marked as failed and gets an empty graph; no error is raised.
         """
         given = dict(concrete_args or {})
         self._visited.add(root)
@@ -77,7 +77,7 @@ class RobustTracer:
             if self.is_leaf_module(root, ""):
                 return _single_call(root)
             return self._trace(root, given)
-        except Exception as error:  # the promise is that none escapes; it is kept as the failure's message
+        except Exception as error:  # no error may escape; it is kept as the failure's message
             self.record_call_module(root, error)
             return fx.Graph()
 
@@ -106,7 +106,7 @@ class RobustTracer:
 
 
 class GraphCollection:
-    """Graphs of a model and, where parts of it failed, of the children of those parts."""
+    """Graphs of a model and, where modules in it failed, of the children of these modules."""
 
     def __init__(self) -> None:
         self._clear()
@@ -116,7 +116,7 @@ class GraphCollection:
         self._graphs: dict[nn.Module, fx.Graph] = {}
 
     def recursive_trace(self, model: nn.Module, concrete_args: Mapping[str, Any] | None = None) -> None:
-        """Trace `model`, then, breadth first, the children of every module that failed; forgets what was there."""
+        """The graphs of a model, and of the modules that had to be traced on their own."""
         self._clear()
         self._graphs[model] = self._tracer.trace(model, concrete_args)
         seen: set[nn.Module] = set()

@@ -1,8 +1,7 @@
-"""Running torch functions on data-free tensors; what ran before with the same shapes is not computed again.
+"""Running torch functions on data-free tensors, with memoised results.
 
-Most meta kernels are Python, and the layers of a model repeat. A call whose result shares nothing with its
-arguments depends on their shapes, strides and dtypes alone, so its second occurrence gets a new tensor like
-the first one's.
+Most meta kernels are Python, and the layers of a model repeat. If a call's result shares no memory with its arguments,
+it depends only on their shapes, strides and dtypes. A second such call gets a new tensor like the first one's result.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ Tensor = torch.Tensor
 
 
 class Runs:
-    """Remembers for calls on data-free tensors what came out."""
+    """A cache of results of calls on data-free tensors."""
 
     def __init__(self) -> None:
         self._seen: dict[Any, Tensor | _Outcome] = {}
 
     def again(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
-        """What a call makes that ran before, wrote nothing and made one tensor; None where it is another call."""
+        """The result of a call that ran before, wrote nothing and made one tensor; None for any other call."""
         key = _key(func, args, kwargs)
         found = None if key is None else self._seen.get(key)
         if isinstance(found, Tensor):
@@ -34,7 +33,7 @@ class Runs:
         return func(*args, **kwargs) if found is _Outcome.VIEW else None
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """`func(*args, **kwargs)`, or a new tensor like the one it made before."""
+        """`func(*args, **kwargs)`, or a new tensor like its earlier result."""
         key = _key(func, args, kwargs)
         if key is None:
             return func(*args, **kwargs)
@@ -58,7 +57,7 @@ class _Outcome(enum.Enum):
 
 
 def _key(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """All that a meta kernel can see of a call, hashable; None where that cannot be described."""
+    """Everything that a meta kernel can see of a call, hashable; None where that cannot be described."""
     if torch._C._is_any_autocast_enabled():
         return None
     parts: list[Any] = [func, torch.is_grad_enabled(), torch.get_default_dtype()]
@@ -76,7 +75,7 @@ def _key(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _describe(value: Any, parts: list[Any]) -> None:
-    """Append to `parts` all that a meta kernel can see of a value; TypeError for what cannot be described."""
+    """Append to `parts` everything that a meta kernel can see of a value; TypeError where that cannot be described."""
     kind = type(value)
     if kind in PLAIN:
         parts += (kind, value)
@@ -102,9 +101,9 @@ def _describe(value: Any, parts: list[Any]) -> None:
 
 
 def _outcome(result: Tensor, inputs: list[Tensor]) -> Tensor | _Outcome:
-    """What a call that wrote nothing came to: a tensor like the result, of which `clone` makes more, if it is its own.
+    """The cache entry for a call that wrote nothing: if the result has its own memory, a tensor to `clone`.
 
-    A leaf that needs a gradient is none that `clone` could make.
+    A leaf tensor that requires a gradient is not cached, as `clone` gives no leaf.
     """
     if type(result) is not Tensor or not result.is_meta or any(result is t for t in inputs):
         return _Outcome.OTHER

@@ -1,4 +1,4 @@
-"""Module calls as the recorder sees them: which module is running, which are leaves, who called whom."""
+"""Module calls during recording: which module is running, which modules are leaves, which module called which."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 
-LOOP = 500  # operations of one forward, its children's not counted, from which on it is taken for a loop
+LOOP = 500  # operations of one forward, without its children's: more are taken for an unrolled loop
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Scope:
 
 
 class ScopeContextManager:
-    """While inside, `scope` is that of `module` at `path`; afterwards what it was, also after an error."""
+    """While inside, `scope` is that of `module` at `path`; afterwards it is as before, also after an error."""
 
     def __init__(self, scope: Scope, module: type[nn.Module] | nn.Module, path: str) -> None:
         self.scope = scope
@@ -56,8 +56,8 @@ class ScopeContextManager:
 class ModuleCalls:
     """Follows the calls of modules during one attempt at a trace.
 
-    `culprit(error)`: the innermost module that was running when an error was raised. `outside`: modules that are none
-    of the root's, each with the one that called it first.
+    `culprit(error)`: the innermost module that was running when an error was raised. `outside`: modules that are not
+    submodules of the root, each with the module that called it first.
     """
 
     def __init__(self, recorder: Recorder, root: nn.Module, policy: LeafPolicy) -> None:
@@ -67,14 +67,16 @@ class ModuleCalls:
         self.paths = {m: name for name, m in root.named_modules()}
         self.types: dict[str, type[nn.Module]] = {name: type(m) for m, name in self.paths.items()}
         self.outside: dict[nn.Module, nn.Module] = {}
-        self.is_final = False  # whether nothing around what failed may be a leaf
+        self.is_final = False  # whether no caller of the failed module may become a leaf
         self._failed: tuple[BaseException, nn.Module] | None = None
-        self._nested = 0  # tensors made by the calls inside the one that is running
-        self._longest: tuple[int, nn.Module] = (0, root)  # the call that made most tensors itself
+        self._nested = 0  # tensors made by calls nested in the running one
+        self._longest: tuple[int, nn.Module] = (0, root)  # the call that made most tensors, without nested calls
 
     def culprit(self, error: BaseException) -> nn.Module | None:
-        """The innermost module that was running; of those that each call makes anew, which are no leaves of the next
-        trace, the one that called them."""
+        """The innermost module that was running when `error` was raised.
+
+        A module that each call creates anew cannot become a leaf of the next trace; for it, its caller is returned.
+        """
         module = self._failed[1] if self._failed is not None and self._failed[0] is error else None
         gone = {type(other).__qualname__ for other in self.policy.failed if other not in self.paths}
         while module in self.outside and type(module).__qualname__ in gone:
@@ -82,17 +84,17 @@ class ModuleCalls:
         return module
 
     def release(self) -> None:
-        """Forget the last error, which may have been caught: its frames have this, in a cycle, and tensors."""
+        """Forget the last error, which may have been caught: its frames refer to tensors, and to this in a cycle."""
         self._failed = None
 
     def blame(self, error: BaseException, path: str) -> None:
-        """`error` was raised while the module of this path ran; where it has none, the root is taken."""
+        """Note that `error` was raised while the module at this path ran; the root if there is none at this path."""
         named = dict(self.root.named_modules(remove_duplicate=False))
         self._failed = (error, named.get(path, self.root))
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """While inside, a call of any module is seen, whoever makes it."""
+        """While inside, every call of a module is intercepted."""
         original = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +111,7 @@ class ModuleCalls:
             yield
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Record a module's call: run it, or write one node if it is a leaf or the experts of a mixture."""
         recorder = self.recorder
         path = self.paths.get(module)
         if path == "":
@@ -125,7 +128,7 @@ class ModuleCalls:
                     parameters = (module.get_parameter(name) for name in target.names)
                     return recorder.record_call(
                         target,
-                        lambda *given: recorder.runs.run(target, given, {}),  # layers are alike
+                        lambda *given: recorder.runs.run(target, given, {}),  # repeated layers share results
                         (*args, *parameters),
                         {},
                     )
@@ -136,7 +139,7 @@ class ModuleCalls:
         except EffectError as effect:
             raise self._not_alone(module, str(effect)) from effect
         except NumbersOfData as numbers:
-            # Its caller is the leaf.
+            # The caller becomes the leaf instead.
             error = recorder.unknown(f"{type(module).__name__} returns numbers that depend on data")
             self._failed = (error, self.root.get_submodule(outer[-1][0]) if outer else self.root)
             raise error from numbers
@@ -144,25 +147,25 @@ class ModuleCalls:
             recorder.scope = outer
 
     def _check_leaf(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Where a leaf is handed another module, or an object with tensors, which a graph does not know: its caller is
-        the leaf, which has them."""
+        """Refuse a leaf that is passed a module, or an object with tensors, which a graph cannot represent: its caller
+        becomes the leaf, and has these inside."""
         for value in pytree.tree_leaves((args, kwargs)):
             if _has_tensors(value):
                 kind = type(value).__name__
                 raise self._not_alone(module, f"is handed a {kind} with tensors that a graph does not know")
 
     def _not_alone(self, module: nn.Module, why: str) -> TraceError:
-        """The error of a leaf that is none, which is its caller's."""
+        """The error for a module that cannot be a leaf; its caller becomes one instead."""
         error = TraceError(
             f"{type(module).__name__}, which is one op, {why}: its caller is one op instead",
             where=self.recorder.where(),
         )
         self.blame(error, self.recorder.scope[-2][0] if len(self.recorder.scope) > 1 else "")
-        self.is_final = type(module) in self.policy.unrolled  # what calls it would run all of its loop, more than once
+        self.is_final = type(module) in self.policy.unrolled  # a caller would rerun its whole loop
         return error
 
     def _counted(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The call, watched for a loop over time: one whose own operations make the graph too long."""
+        """Call the module; raise UnrolledError if its own operations (a loop over time) make the graph too long."""
         made, before, self._nested = self.recorder.alive, self._nested, 0
         start = len(made)
         result = original(module, *args, **kwargs)
@@ -179,7 +182,7 @@ class ModuleCalls:
         return result
 
     def _name(self, module: nn.Module) -> str:
-        """A name for a module outside the model's tree (the loss, one made on the fly); as a leaf it is a constant."""
+        """A name for a module outside the model's tree (the loss, or made in forward); as a leaf it is a constant."""
         path = f"_module_{len(self.paths)}_{type(module).__name__}"
         constants, scope = self.recorder.attributes.constants, self.recorder.scope
         around = scope[-1][0] if scope else ""
@@ -191,7 +194,7 @@ class ModuleCalls:
 
 
 def _has_tensors(value: Any, depth: int = 3) -> bool:
-    """Whether an argument that is no tensor has some: a module, an object, or what a function takes along."""
+    """Whether an argument that is no tensor holds some: a module, an object, or a function's captured variables."""
     if isinstance(value, nn.Module):
         return any(True for _ in (*value.parameters(), *value.buffers()))
     if isinstance(value, Tensor):

@@ -1,7 +1,7 @@
-"""Sets that a model's code makes are gone over in one order, whichever process traces it.
+"""Sets that a model's code creates are iterated in a fixed order, the same in every process.
 
-Python orders a set of strings by hashes that differ from process to process, and a forward that loops over
-`set(config.layer_types)`, as some of transformers' do, would give each rank a graph of its own.
+Python orders a set of strings by hashes that differ between processes. A forward that loops over
+`set(config.layer_types)`, as some models of transformers do, would give each rank a different graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Kind(type):
 
 
 class Ordered(builtins.set[Any], metaclass=_Kind):
-    """A set that is gone over in the order of what its elements print.
+    """A set that is iterated in the order of its elements' `repr`.
 
     >>> list(Ordered(["sliding", "full", "chunked"]))
     ['chunked', 'full', 'sliding']
@@ -35,7 +35,7 @@ class Ordered(builtins.set[Any], metaclass=_Kind):
 
 @contextlib.contextmanager
 def sets_in_order(model: nn.Module) -> Iterator[None]:
-    """While inside, `set(...)` in the files that the model's classes are from makes such a set."""
+    """While inside, `set(...)` makes such a set in the files that define the model's classes."""
     names = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
     library = ("torch.", "builtins", "typing")
     own = [sys.modules[n] for n in sorted(names) if n in sys.modules and not n.startswith(library)]

@@ -1,9 +1,9 @@
 """Traced sizes: numbers that remember the tensor they were read from.
 
-`x.shape[i]` and `len`-like questions answer with a `TracedInt`, an ordinary `int` that also holds its
-origin: a size of a node, or arithmetic on other traced numbers. Only when one reaches a torch function
-does the graph get nodes for it, so a graph traced at one batch size can run at another. Whatever Python
-reads without a hook (`range`, indexing, slicing a list) sees a plain `int`, and the origin ends there.
+`x.shape[i]` and similar questions return a `TracedInt`, an ordinary `int` that also holds its origin: a size of a node,
+or arithmetic on other traced numbers. Nodes are written only when such a number reaches a torch function, so that a
+graph traced at one batch size can run at another. Where Python reads a number without a hook (`range`, indexing,
+slicing a list), it sees a plain `int`, and the origin is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Origin = tuple[Any, ...]  # ("size", node, dim), ("numel", node) or (function, o
 
 
 class TracedInt(int):
-    """An int that knows where it came from.
+    """An int that knows its origin.
 
     >>> n = TracedInt(6, ("numel", None))
     >>> type(n // 2).__name__, n // 2, n > 5, type(n * 0.5).__name__
@@ -59,7 +59,7 @@ class TracedFloat(float):
 
 
 Traced = (TracedInt, TracedFloat)
-_COMMUTATIVE = {operator.add: 0, operator.mul: 1}  # with what changes nothing
+_COMMUTATIVE = {operator.add: 0, operator.mul: 1}  # with the identity element
 
 
 def traced(value: Any, origin: Origin) -> Any:
@@ -117,8 +117,8 @@ for _kind in Traced:
 class SizeNodes:
     """Writes the nodes of traced numbers into a graph, each once.
 
-    The size of a tensor is read right behind the node that made the tensor, so that no tensor is kept
-    alive for its size; arithmetic stands where it is first needed.
+    The size of a tensor is read right behind the node that made the tensor, so that no tensor is kept alive for its
+    size; arithmetic is written where it is first needed.
     """
 
     def __init__(self, graph: fx.Graph, annotate: Callable[[fx.Node, Any, fx.Node | None], None]) -> None:
@@ -127,9 +127,9 @@ class SizeNodes:
         self.written: dict[Any, fx.Node] = {}
 
     def node(self, value: Any) -> Any:
-        """The node that computes a traced number; of one that a cache has kept from another trace, the plain number.
+        """The node that computes a traced number; the plain number if its origin is in the graph of an earlier trace.
 
-        Libraries cache what they derive from shapes (einops), which are numbers of the graph that was traced first.
+        The latter comes from libraries that cache what they derive from shapes (einops).
         """
         origin = value.origin
         if not self._is_here(origin):
@@ -143,10 +143,10 @@ class SizeNodes:
         return found
 
     def _in_order(self, value: TracedInt) -> fx.Node:
-        """The node of a sum or a product of ints, whose operands are taken in the order of the graph.
+        """The node of a sum or product of ints, with operands in the order of the graph.
 
-        A library may go through a set of names (einops), whose order is another in each process; all must make one
-        graph.
+        A library may iterate over a set of names (einops) in an order that differs between processes, but all ranks
+        must make the same graph.
         """
         function, identity = value.origin[0], _COMMUTATIVE[value.origin[0]]
         operands = list(_operands(function, value))
@@ -163,7 +163,7 @@ class SizeNodes:
         return node
 
     def _is_here(self, origin: Origin) -> bool:
-        """Whether all that a number was computed from is of this graph."""
+        """Whether everything that a number was computed from is in this graph."""
         if origin[0] in ("size", "numel"):
             return origin[1].graph is self.graph
         return all(self._is_here(v.origin) for v in origin[1:] if isinstance(v, Traced))
@@ -191,7 +191,7 @@ def _key(origin: Origin) -> Any:
 
 
 def _operands(function: Callable[..., Any], value: Any) -> Iterator[Any]:
-    """What a sum or product of ints is of, those of sums or products in it too."""
+    """The operands of a sum or product of ints, with nested sums or products flattened."""
     if (
         isinstance(value, TracedInt)
         and value.origin[0] is function
@@ -204,7 +204,7 @@ def _operands(function: Callable[..., Any], value: Any) -> Iterator[Any]:
 
 
 def _order(origin: Origin) -> tuple[Any, ...]:
-    """By the sizes that a number was computed from, as they stand in the graph, and then by how it was."""
+    """A sort key: the sizes that a number was computed from, in graph order, then the text of its formula."""
     return [*_sizes(origin)], _text(origin)
 
 

@@ -1,4 +1,4 @@
-"""Tracing without any example: `torch.fx.Tracer`, with our leaf rules and clean fixed arguments."""
+"""Tracing without examples: `torch.fx.Tracer` with our leaf rules; placeholders of fixed arguments are removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autopar.tracing.traced import Traced
 
 
 class SymbolicTracer(fx.Tracer):
-    """A stock tracer whose leaves are those of a `LeafPolicy`."""
+    """A plain `torch.fx.Tracer` whose leaves are those of a `LeafPolicy`."""
 
     def __init__(self, policy: LeafPolicy | None = None) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def symbolic_trace(
 def trace_without_examples(
     root: nn.Module, concrete_args: Mapping[str, Any] | None = None, policy: LeafPolicy | None = None
 ) -> Traced:
-    """As `trace`, with no value known of any input; arguments with defaults that are no tensors are fixed to them."""
+    """As `trace`, but without values of inputs; arguments with defaults that are no tensors are fixed to these."""
     signature = inspect.signature(root.forward)
     fixed = {
         n: p.default

@@ -1,7 +1,6 @@
-"""Which torch functions are data, which are questions, and what each is called in the graph.
+"""How each torch function is treated (recorded, or a question about a tensor or its data), and its name in the graph.
 
-The recorder sees Python's view of torch: `torch.nn.functional.linear`, `Tensor.view`, the getter behind
-`x.T`. This file says for each what becomes of it.
+The recorder sees functions as Python has them: `torch.nn.functional.linear`, `Tensor.view`, the getter behind `x.T`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Tensor = torch.Tensor
 
 
 class Call(NamedTuple):
-    """How a torch function is written in the graph: fx op, target, node name; `swapped`: its operands change places."""
+    """How a call is written in the graph: fx op, target, node name; `swapped`: its two operands are exchanged."""
 
     op: str
     target: Any
@@ -58,7 +57,7 @@ _written: dict[Any, Call] = {}
 
 
 def written_as(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """How a call of `func` stands in the graph."""
+    """How a call of `func` is written in the graph."""
     if not kwargs:
         found = _OPERATOR_OF.get(func)
         if found is not None and len(args) == found[1]:
@@ -77,13 +76,13 @@ def written_as(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def writes_its_first(func: Callable[..., Any]) -> bool:
-    """Whether a function, by its name, writes into its first argument alone."""
+    """Whether a function, by its name, writes into its first argument only."""
     name = getattr(func, "__name__", "")
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def written_by_schema(func: Callable[..., Any], args: tuple[Any, ...]) -> set[int]:
-    """Identities of the tensors that an operator overload writes; none for other functions."""
+    """Ids of the tensors that an operator overload writes, by its schema; empty for other functions."""
     if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
         return set()
     declared = zip(args, func._schema.arguments, strict=False)
@@ -98,12 +97,12 @@ def getter(name: str) -> Any:
 
 
 def methods(*names: str) -> set[Any]:
-    """The tensor methods and torch functions of these names, as far as this torch has them."""
+    """The tensor methods and torch functions with these names that this version of torch has."""
     found = {getattr(owner, n) for n in names for owner in (Tensor, torch) if hasattr(owner, n)}
     return {f for f in found if callable(f)}
 
 
-# Questions about how a tensor lies in memory.
+# Questions about a tensor's memory layout.
 OF_MEMORY = methods("is_contiguous", "stride", "storage_offset", "dim_order")
 
 # Questions about a tensor whose answer does not depend on data, asked of the data-free tensor itself.
@@ -128,7 +127,7 @@ DATA_QUESTIONS = methods(
     "is_nonzero", "equal", "allclose", "__contains__",
 )  # fmt: skip
 
-# Functions whose values are not a function of their arguments, or mean nothing.
+# Functions whose values do not follow from their arguments: random, or uninitialised memory.
 RANDOM = methods(
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_",
     "multinomial", "normal", "normal_", "uniform_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_",
@@ -141,5 +140,5 @@ RANDOM = methods(
               "gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d")
 }  # fmt: skip
 
-# Functions that make a tensor from no tensor and take a device: torch's own list, kept for `torch.device` contexts.
+# Functions that make a tensor from no tensor and take a device: torch's own list for `torch.device` contexts.
 FACTORIES = set(torch.utils._device._device_constructors())

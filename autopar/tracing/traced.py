@@ -1,4 +1,4 @@
-"""What a trace yields: the graph, and how to call it."""
+"""The result of a trace: the graph, and how to call it."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ from autopar.tracing.scopes import Scope
 class Traced:
     """A traced model.
 
-    `graph`: its output node holds a flat tuple. `root`: the module that `get_attr` and `call_module` names
-    belong to; names in `constants` are the trace's own tensors. `out_spec` rebuilds what the model returned.
+    `graph`: its output node holds a flat tuple, from which `out_spec` rebuilds what the model returned. `root`: the
+    module that `get_attr` and `call_module` targets refer to, except those in `constants`, which the trace made.
     `order`: what ran, in order. `types`: module types by path. `failures`: modules that had to be leaves, and why.
-    `assumptions`: places where activations are taken to be finite. `attributes_set`: numbers and tensors of modules
-    that forward has set anew and calls cannot; `set_attributes`: those that they set, by module (of the model, or
-    `of_loss`) and name, with `set_spec`; `set_outputs`: which of the flat outputs are tensors of these, with the names
-    that attribute and tensor have as inputs where it is a state; `new_states`: attributes that forward reads and sets,
-    and of which it was not given what is there; `may_be_states`: those where it has made something of constants, if
-    that is no table (`Left.may`), and `made_of_constants` all that was made; `set_again`: whether a second call sets
-    them (None: it cannot be made); `left_beside`: lines whose tensors forward has left elsewhere.
-    `plain_values`: those that forward has read of modules. `own_key`: the key of the traced call itself, `other_keys`
-    those of calls that do the same. `reads_memory`: whether forward has asked how a tensor lies in memory. `entry`:
-    what was called.
+    `assumptions`: places where activations are assumed to be finite. `plain_values`: plain values that forward has read
+    from modules. `reads_memory`: whether forward has asked for a tensor's memory layout. `entry`: what was called.
+    `own_key`: the key of the traced call; `other_keys`: keys of other calls for which the trace is valid as well.
+
+    Attributes of modules that forward sets: `set_attributes`: those that calls set too, as (path, name), for modules of
+    the model or `of_loss`. Their values follow the model's result among the flat outputs; `set_spec` rebuilds them.
+    `set_outputs`: flat outputs that are tensors of such attributes, each with the names that attribute and tensor have
+    as inputs if it is a state. `attributes_set`: names of attributes that calls cannot set. `left_beside`: lines that
+    store tensors elsewhere. `new_states`: attributes that forward reads and sets but that were not among its inputs.
+    `may_be_states`: attributes set from constants only, unless these are tables (`Left.may`); `made_of_constants`: all
+    attributes set from constants. `set_again`: whether a second call sets them again (None: it could not be made).
     """
 
     graph: fx.Graph
@@ -73,21 +74,21 @@ class Traced:
 
     @property
     def loss_names(self) -> tuple[str, ...]:
-        """Inputs of a loss that was traced in."""
+        """Inputs that only the loss takes, if a loss was traced."""
         return self.inputs.loss_names
 
     @property
     def numbers(self) -> dict[str, int | float]:
-        """Arguments of the traced call that are numbers: a call with another value is of another kind."""
+        """Arguments of the traced call that are numbers: a call with another value is a different kind of call."""
         return {name: value for name, value in self.inputs.fixed.items() if type(value) in (int, float)}
 
     def of(self, model: nn.Module) -> Traced:
-        """This trace as one of `model`, a copy of the root; it holds the root no more, nor what ran in which order."""
+        """This trace for `model`, a copy of the root. It no longer refers to the root, and has no execution order."""
         inputs = replace(self.inputs, modules=tuple(model.modules()))
         return replace(self, root=model, inputs=inputs, order=None, failures={})
 
     def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
-        """A call's placeholder values, in order; raises InputError where the call is not the traced one."""
+        """The placeholders' values for a call, in order; raises InputError where it is not the traced call."""
         values = matching.bind(self.inputs, args, kwargs or {})
         self.guards.check(values, self.attribute)
         return values
@@ -95,17 +96,17 @@ class Traced:
     def key(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, model: nn.Module | None = None
     ) -> tuple[Hashable, Hashable]:
-        """All that a trace would read from Python for this call: equal keys, equal graphs.
+        """Everything that a trace would read from Python for this call: equal keys mean equal graphs.
 
-        `model`: whose training flags count, a copy of the root (default: the root).
+        `model`: the copy of the root whose training flags count (default: the root).
         """
         modules = self.inputs.modules if model is None else tuple(model.modules())
         return matching.key(self.inputs, args, kwargs or {}, modules, reads_memory=self.reads_memory)
 
     def does_as(self, other: Traced) -> bool:
-        """Whether this trace, of a call like `other`'s but for which inputs are one and how they lie, is the same.
+        """Whether `other` is also valid for this trace's call, because both traces compute the same.
 
-        Then `other` runs this call, too.
+        The calls may differ only in which inputs are the same tensor, and in memory layouts.
         """
         if self.own_key[0] != other.own_key[0] or self.out_spec != other.out_spec or other.inputs.same:
             return False
@@ -122,7 +123,7 @@ class Traced:
         return fingerprint(self.graph) == fingerprint(other.graph, same)
 
     def _constants_read(self) -> dict[str, Any]:
-        """Those that nodes name: none does a module that forward makes (a loss), whose ops alone are in the graph."""
+        """The constants that nodes name; not modules that forward creates (a loss), of which only ops are nodes."""
         targets = [f"{node.target}." for node in self.graph.nodes if node.op in ("get_attr", "call_module")]
         return {name: v for name, v in self.constants.items() if any(t.startswith(f"{name}.") for t in targets)}
 
@@ -136,12 +137,12 @@ class Traced:
         return pytree.tree_unflatten(self._as_returned(leaves, 0, self.out_spec.num_leaves), self.out_spec)
 
     def _as_returned(self, leaves: Sequence[Any], first: int, behind: int) -> list[Any]:
-        """Some of the flat outputs, with a number in the place of each tensor that stands for one."""
+        """The flat outputs from `first` to `behind`; tensors that stand for numbers become numbers."""
         places = range(first, behind)
         return [leaves[place].item() if place in self.numbers_returned else leaves[place] for place in places]
 
     def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
-        """Set on the modules of a model what forward does, from the flat outputs of the graph."""
+        """Set the attributes that forward sets on the modules of a model, from the flat outputs of the graph."""
         if self.set_attributes:
             values = pytree.tree_unflatten(
                 self._as_returned(leaves, self.out_spec.num_leaves, len(leaves)), self.set_spec
@@ -155,11 +156,11 @@ class Traced:
 
     @property
     def states(self) -> Mapping[str, State]:
-        """Attributes of modules that calls are given as arguments, by the names of these, and that they set."""
+        """Attributes of modules that calls take as arguments and set, by the names of these arguments."""
         return self.inputs.states
 
     def attribute(self, name: str) -> Any:
-        """The parameter, buffer, submodule or constant behind a node's target."""
+        """The parameter, buffer, submodule or constant that a node's target names."""
         if name in self.constants:
             return self.constants[name]
         value: Any = self.root
@@ -190,11 +191,11 @@ class Traced:
     # ---- questions about nodes
 
     def find(self, target: str) -> list[fx.Node]:
-        """Nodes by the name of their target: a function's, a method's, a parameter's or a module's."""
+        """The nodes with this target: the name of a function, method, parameter or module."""
         return [n for n in self.graph.nodes if _name(n.target) == target]
 
     def one(self, target: str) -> fx.Node:
-        """The only node of this target."""
+        """The only node with this target."""
         (node,) = self.find(target)
         return node
 
@@ -226,6 +227,7 @@ class Traced:
 
 
 def _alike(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether two traces have equal constants: the same objects, or tensors with equal contents."""
     return some.keys() == others.keys() and all(
         value is others[name]
         or (
@@ -244,7 +246,7 @@ def _name(target: Any) -> str:
 
 
 class _Rebuilding(CodeGen):
-    """Code whose `return` gives the flat outputs back their structure."""
+    """Code generation whose `return` rebuilds the model's result from the flat outputs."""
 
     def __init__(self, rebuild: Any) -> None:
         super().__init__()

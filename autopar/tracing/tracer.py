@@ -60,30 +60,28 @@ def trace(
 ) -> Traced:
     """Trace `model` on examples.
 
-    `meta_args`: examples by argument name, which stay inputs; real or meta tensors, nested as the model takes
-    them; wrap one in `known` and the trace may read its contents. `concrete_args`: values that are fixed.
-    What has a default and is in neither is fixed to its default, unless that is a tensor, which is an input.
-    `loss_fn(output, **extra)` is traced in; its further arguments are inputs too and the graph's output is the
-    loss; not so `without_loss`: then it is of a call that leaves these arguments out. `same_inputs`: examples that
-    are one tensor are one input, by default each is its own. `entry`: what is called, by default the model itself.
-    `states`: examples of attributes that calls go on from; those that turn up are taken from the model. `set_again`: as
-    an earlier trace has found out.
-    `parameter_dtype`: floating parameters and inputs appear in this dtype. `trace_sizes`: sizes that reach an op are
-    nodes, else constants.
-    `device`: what data-free tensors claim as theirs (default: that of the parameters, else of the examples, else cpu).
+    `meta_args`: examples by argument name, which stay inputs; real or meta tensors, nested as the model takes them; an
+    example wrapped in `known` may be read by the trace. `concrete_args`: values that are fixed. An argument with a
+    default that is in neither is fixed to it, unless the default is a tensor, which becomes an input. `loss_fn(output,
+    **extra)` is traced as well: its further arguments are inputs too, and the graph's output is the loss. With
+    `without_loss`, the call leaves these arguments out. `same_inputs`: examples that are the same tensor are one input
+    (default: each is its own). `entry`: what is called, by default the model itself. `states`: examples of attributes
+    that carry over between calls; states that are found on the way are taken from the model. `set_again`: what an
+    earlier trace has found (`Traced.set_again`).
 
-    Leaves: `leaf_policy` "flat" enters every module, "layers" keeps those of torch.nn; `leaf_types` (types or
-    dotted names) and `module_leaves` (predicates of module and path, for all or by type) add to them,
-    `non_leaf_types` and the bias split open them. `autowrap_functions` are one node each. With `unsupported="leaf"` the
-    smallest module around what cannot be traced becomes a leaf. `exporting`: libraries that ask are told that
-    they are being exported; by default only where they ask for unknown data. Past `max_nodes`, modules that unroll
-    a loop become leaves, with a warning.
+    `parameter_dtype`: floating parameters and inputs have this dtype. `trace_sizes`: sizes that reach an op are nodes,
+    else constants. `device`: the device that data-free tensors claim (default: that of the parameters, else of the
+    examples, else cpu). Leaves: `leaf_policy` "flat" enters every module, "layers" keeps those of torch.nn as leaves;
+    `leaf_types` (types or dotted names) and `module_leaves` (predicates of module and path, for all or by type) add
+    leaves, `non_leaf_types` and the bias split enter some. `autowrap_functions` are one node each. With
+    `unsupported="leaf"`, the smallest module around what cannot be traced becomes a leaf. `exporting`: libraries are
+    told that they are being exported; by default only functions that asked for unknown data are. Past `max_nodes`,
+    modules that unroll a loop become leaves, with a warning. `prove_sizes`: trace again at other sizes; dims that prove
+    free may then differ between calls. `dynamic_shapes`: for tensor arguments, names of dims that are symbols; a branch
+    that depends on one is refused.
 
-    `prove_sizes`: trace again at other sizes; dims that turn out free may then change from call to call.
-    `dynamic_shapes`: for tensor arguments, names of dims that are symbols; a branch that depends on one is refused.
-
-    Raises InputError for names and values that do not fit the signature, TraceError with the place in the
-    model for what cannot be traced.
+    Raises InputError for names and values that do not fit the signature, TraceError with the place in the model for
+    what cannot be traced.
     """
     root = model if isinstance(model, nn.Module) else FunctionModule(model)
     register_caches()
@@ -164,14 +162,14 @@ def trace_until_done(
     contained: tuple[type[Exception], ...],
     functions: bool = False,
 ) -> Traced:
-    """Repeat the trace, clean each time, until it succeeds or nothing more can be done.
+    """Repeat the trace, from a clean start each time, until it succeeds or nothing more can be done.
 
-    Unknown data that a library asked for is asked for again on its data-free path; an error in `contained` makes
-    the smallest module around it a leaf; where that is the root, the smallest of its functions, if `functions` may be
-    leaves too. Else the error is raised.
+    A library function that asked for unknown data takes its data-free path. An error in `contained` makes the smallest
+    module around it a leaf; where that is the root, the smallest function, if `functions` may be leaves too. Other
+    errors are raised.
     """
-    broken: Exception | None = None  # what came of leaves' guessed outputs
-    innermost: dict[str, NotOneOpError] = {}  # of functions around each other that can be no op, for one reason
+    broken: Exception | None = None  # an error that leaves' guessed outputs may have caused
+    innermost: dict[str, NotOneOpError] = {}  # by reason: the error of the innermost of nested functions
     attempt: Attempt | None = None
     while True:
         if attempt is not None:
@@ -218,10 +216,10 @@ def _told(error: Exception, innermost: dict[str, NotOneOpError]) -> Exception:
 
 
 def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> Traced:
-    """The graph that is right for infinite activations too, if clamps are all that it takes; else a warning."""
+    """The graph that is valid for infinite activations too, if it only adds clamps; else `traced`, with a warning."""
     try:
         mended = _once(root, inputs, replace(options, are_finite=False))
-    except Exception:  # it is not the way of a healthy step: it may raise, or ask for more data
+    except Exception:  # the path of an unhealthy step may raise or ask for more data
         mended = traced
     if mended is not traced and differs_by_mends(mended.graph, traced.graph):
         return replace(mended, assumptions=())
@@ -233,7 +231,7 @@ def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -
 
 
 def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions: bool, told: Exception) -> None:
-    """Note what is a leaf from now on: the innermost module, or function where that is the root; or raise `told`."""
+    """Make the innermost module a leaf from now on, or a function where that is the root; or raise `told`."""
     root, policy = attempt.model, options.policy
     reason = error.reason if isinstance(error, NotOneOpError) else f"{type(error).__name__}: {error}"
     if attempt.calls.is_final:
@@ -250,7 +248,7 @@ def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions
 
 
 def _reason(error: Exception, attempt: Attempt, policy: LeafPolicy) -> str:
-    """Why the rest cannot be traced: what `error` says, unless the model met the guessed outputs of a leaf before."""
+    """Why the rest cannot be traced: `error`, unless an earlier leaf's guessed outputs may have caused it."""
     own = f"{type(error).__name__}: {error}"
     for module, fault in attempt.recorder.guessed.items():
         kind = type(module).__name__
@@ -259,7 +257,7 @@ def _reason(error: Exception, attempt: Attempt, policy: LeafPolicy) -> str:
 
 
 def _tell_of_leaves(error: Exception, policy: LeafPolicy) -> None:
-    """Why there are leaves, whose guessed outputs may be what broke the rest, as notes."""
+    """Add notes to the error: why there are leaves, whose guessed outputs may have caused it."""
     leaves = [(type(module).__name__, why) for module, why in policy.failed.items()]
     leaves += [(function.__name__, why) for function, why in policy.functions.items()]
     for note in dict.fromkeys(f"{name} is a leaf, because {why}" for name, why in leaves if why not in str(error)):
@@ -267,16 +265,16 @@ def _tell_of_leaves(error: Exception, policy: LeafPolicy) -> None:
 
 
 def _whole(root: nn.Module, options: Options) -> FunctionType | None:
-    """The root's own forward as the last leaf, if that was not tried yet.
+    """The root's own forward as the last candidate for a leaf, unless it was tried already.
 
-    Not where a loop made the graph too long: to find out what it returns would run all of its loops, more than once.
+    Not after a loop made the graph too long: to learn what it returns would run all its loops, more than once.
     """
     policy = options.policy
     return None if policy.unrolled else whole_forward(options.entry.of(root), policy.functions)
 
 
 def _alike(root: nn.Module, module: nn.Module) -> list[nn.Module]:
-    """The module and those in the same place of other layers: they would fail one after the other, each in a trace."""
+    """The module and those at the same place of other layers, which would fail as well, each in its own trace."""
     places = {m: re.sub(r"\d+", "#", path) for path, m in root.named_modules()}
     return [module, *(m for m, place in places.items() if type(m) is type(module) and place == places.get(module))]
 

@@ -14,26 +14,26 @@ PLAIN = frozenset(
 
 
 def value_of(tensor: Tensor) -> Tensor:
-    """The value an annotation keeps: shares storage, requires a gradient alike, holds no autograd graph."""
+    """The value for an annotation: same storage and `requires_grad`, but without autograd graph."""
     value = tensor.detach()
     return value.requires_grad_() if tensor.requires_grad else value
 
 
 def data_free_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor without data of the same shape, strides, dtype and need of a gradient."""
+    """A data-free tensor with the same shape, strides, dtype and `requires_grad`."""
     free = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=META)
     return free.requires_grad_() if tensor.requires_grad else free
 
 
 def result_like(tensor: Tensor) -> Tensor:
-    """The same as what a call returns, which its caller may write into: autograd lets nobody write into a leaf."""
+    """The same for a call's result: no autograd leaf, since the caller may write into it."""
     free = data_free_like(tensor)
     made = free.clone() if free.requires_grad else free
     return made if made.stride() == tensor.stride() else free
 
 
 def with_own_identity(tensor: Tensor, inputs: list[Tensor]) -> Tensor:
-    """An opaque call may hand an input back: its result needs an identity of its own."""
+    """A view of a tensor that an opaque call returned from its inputs: results need ids of their own."""
     return tensor.view_as(tensor) if any(tensor is t for t in inputs) else tensor
 
 
@@ -46,7 +46,7 @@ def has_tensor(value: Any) -> bool:
 
 
 def makes_tensor(result: Any, inputs: list[Tensor]) -> bool:
-    """Whether a result holds a tensor that did not go in: `x.to(x.dtype)` is `x`, and no node."""
+    """Whether a result holds a tensor that is not among the inputs; `x.to(x.dtype)` is `x`, and becomes no node."""
     if isinstance(result, Tensor):
         return all(result is not t for t in inputs)
     return has_tensor(result)

@@ -1,4 +1,4 @@
-"""Writing the graph: nodes with their facts, and which node made which tensor."""
+"""Writing the graph: nodes with their annotations, and which node made which tensor."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class GraphWriter:
         self.region: tuple[int, ...] = ()
         self.known = KnownValues()
         self.finite = FiniteChecks()
-        self.nodes: dict[int, fx.Node] = {}  # by identity of the tensor they made
+        self.nodes: dict[int, fx.Node] = {}  # by id of the tensor that they made
         self.alive: list[Tensor] = []
         self._beside: Left = []  # tensors that were made while nothing was recorded
         self._casts: dict[Any, Tensor] = {}
         self._custom: set[int] = set()  # tensors whose own backward belongs to the node that made them
-        self._awaiting: dict[int, Tensor] = {}  # values of such tensors that are given their backward later
+        self._awaiting: dict[int, Tensor] = {}  # by id: values of such tensors whose backward is set later
         self._detached: dict[fx.Node, fx.Node] = {}
 
     def write(self, op: str, target: Any, args: Any, kwargs: Any, name: str | None) -> fx.Node:
-        """A new node. Its arguments are set afterwards: `create_node` looks through what it is given for symbols, which
-        are nodes here, and that takes as long as the rest of it."""
+        """A new node. Its arguments are set afterwards: `create_node` would search them for symbolic numbers, which are
+        nodes here already, and that takes as long as all the rest."""
         node = self.graph.create_node(op, target, name=name)
         node.args = args
         if kwargs:
@@ -53,7 +53,7 @@ class GraphWriter:
         return node
 
     def register(self, node: fx.Node, result: Any, real: Any = None) -> None:
-        """Annotate a node and remember which tensor came out of it; tuples get a `getitem` node an element."""
+        """Annotate a node and remember which tensor it made; for a tuple, each tensor element gets a `getitem` node."""
         self.annotate(node, place=True)
         if isinstance(result, Tensor):
             self._remember(node, result)
@@ -65,6 +65,7 @@ class GraphWriter:
         self._register_items(node, result, real)
 
     def _register_items(self, node: fx.Node, result: Any, real: Any) -> None:
+        """Write a `getitem` node for each tensor in a tuple, list or dict, also a nested one."""
         if isinstance(result, dict):
             items: Any = result.items()
         elif isinstance(result, (tuple, list)):
@@ -93,13 +94,13 @@ class GraphWriter:
             self._custom.add(id(tensor))
 
     def unrecorded(self, result: Any) -> Any:
-        """Note a result that no node stands for."""
+        """Note a result of a call that was not recorded."""
         if isinstance(result, Tensor) and result.is_meta:
             self._beside.append((weakref.ref(result), places.current()))
         return result
 
     def release(self) -> Left:
-        """Hold no tensor any more; returns those that were made, as far as somebody else holds them."""
+        """Drop all references to tensors; returns weak references to those that others hold, with their places."""
         nodes = [(t, self.nodes[id(t)]) for t in self.alive]
         made = [(weakref.ref(t), n.meta.get(PLACE, "")) for t, n in nodes if n.op not in ("placeholder", "get_attr")]
         nodes.clear()
@@ -111,7 +112,7 @@ class GraphWriter:
         return [(one, place) for one, place in there if id(one()) not in noted]
 
     def annotate(self, node: fx.Node, place: bool = False) -> None:
-        """The facts that hold for every node made now."""
+        """Set the annotations that are the same for every node made at this moment."""
         autocast: tuple[str, ...] = ()
         if torch._C._is_any_autocast_enabled():
             kind = self.device.type
@@ -135,7 +136,7 @@ class GraphWriter:
         node.meta[VAL] = value
 
     def node_of(self, tensor: Tensor) -> fx.Node:
-        """The node that made a tensor; parameters, buffers and constants get theirs at first use."""
+        """The node that made a tensor; parameters, buffers and constants get their node at first use."""
         self.check_backward(tensor)
         node = self.nodes.get(id(tensor))
         if node is None:
@@ -161,13 +162,13 @@ class GraphWriter:
         return node
 
     def await_backward(self, result: Any) -> None:
-        """Of the node that made `result`, tensors are given a backward of their own once it is written down."""
+        """Note that tensors in `result` get a custom backward after their node was written."""
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and id(tensor) in self.nodes:
                 self._awaiting[id(tensor)] = self.nodes[id(tensor)].meta[VAL]
 
     def check_backward(self, tensor: Tensor) -> None:
-        """Raise TraceError where a custom backward was put behind a tensor after its node: a replay would lose it."""
+        """Raise TraceError if a tensor got a custom backward after its node: a replay of the graph would lose it."""
         if not _has_custom_backward(tensor) or id(tensor) in self._custom:
             return
         awaiting = self._awaiting.pop(id(tensor), None)
@@ -178,12 +179,12 @@ class GraphWriter:
                 "autowrap_functions",
                 where=self.where(),
             )
-        with torch._C.DisableTorchFunction():  # no call of the model's
+        with torch._C.DisableTorchFunction():  # not a call of the model
             awaiting.requires_grad_()
         self._custom.add(id(tensor))
 
     def without_gradient(self, tensor: Tensor, node: fx.Node) -> fx.Node:
-        """Under no_grad an operand that needs a gradient is detached in the graph, which then needs no grad mode."""
+        """A detach node for an operand that requires a gradient under no_grad; the graph then needs no grad mode."""
         detached = self._detached.get(node)
         if detached is None:
             detached = self._detached[node] = self.graph.call_method("detach", (node,))
@@ -192,7 +193,7 @@ class GraphWriter:
         return detached
 
     def where(self) -> str:
-        """The place in the user's model, for errors."""
+        """The place in the user's model, for error messages."""
         path = self.scope[-1][0] if self.scope else ""
         return ", ".join(filter(None, [path or "the root module", places.current()]))
 
@@ -200,5 +201,5 @@ class GraphWriter:
 def _has_custom_backward(tensor: Tensor) -> bool:
     try:
         return isinstance(tensor.grad_fn, BackwardCFunction)
-    except RuntimeError:  # torch refuses to tell the history of a view that was made and written under no_grad
+    except RuntimeError:  # torch refuses `grad_fn` of a view that was made and written under no_grad
         return False

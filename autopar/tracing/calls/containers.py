@@ -1,4 +1,4 @@
-"""Tensors in what a call takes and returns: dataclasses that hold some are looked into, as tuples and dicts are."""
+"""Tensors in a call's arguments and results: dataclasses that hold tensors are opened, as tuples and dicts are."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ WITHOUT_CACHES = "training has no use for caches, set model.config.use_cache = F
 
 
 def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
-    """Leaves and structure; ArgumentError for an object that holds tensors where they cannot be reached.
+    """Leaves and structure; ArgumentError for an object that holds tensors but cannot be opened.
 
-    `what`: the words that the error has for the value.
+    `what`: the value's description in the error.
     """
     leaves, spec = pytree.tree_flatten(value)
     unknown = {type(leaf): leaf for leaf in leaves if _holds_tensors(leaf)}
@@ -35,17 +35,17 @@ def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
                 + "put them in a tuple, a dict or a dataclass"
             )
         pytree.register_dataclass(kind)
-    return flattened(value, what)  # one may hold another
+    return flattened(value, what)  # a dataclass may hold another one
 
 
 def _holds_tensors(leaf: Any) -> bool:
-    """Whether items or attributes of a leaf are tensors, or dataclasses with tensors, or containers of them."""
+    """Whether items or attributes of a leaf are tensors, dataclasses with tensors, or containers of these."""
     if isinstance(leaf, (torch.Tensor, Known, Picked, UnknownNumber, type)) or type(leaf).__module__ == "builtins":
         return False
     held: list[Any] = []
     if isinstance(leaf, Mapping):
         held = list(leaf.values())
-    elif dataclasses.is_dataclass(leaf):  # it may have slots
+    elif dataclasses.is_dataclass(leaf):  # a dataclass may have slots instead of `__dict__`
         held = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
     else:
         held = list(getattr(leaf, "__dict__", {}).values())

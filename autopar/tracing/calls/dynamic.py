@@ -1,7 +1,7 @@
-"""Declared dynamic dims: sizes are symbols (`torch.SymInt`) that the user's Python computes with.
+"""Declared dynamic dims: their sizes are symbols (`torch.SymInt`) that the user's Python computes with.
 
-What can be decided of a size without knowing it is decided (a dynamic dim is at least 2); any other branch on
-one is refused. Inside torch's own functions, which must settle broadcasting and strides, the example decides.
+A branch on a size is decided if the answer holds for all values (a dynamic dim is at least 2), and refused otherwise.
+Inside torch's own functions, which must settle broadcasting and strides, the example's size decides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class DynamicSizes:
-    """Symbols for the dynamic dims of inputs, and the nodes of what is computed from them."""
+    """Symbols for the dynamic dims of inputs, and the nodes for expressions of them."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class DynamicSizes:
         self._origin: dict[Any, tuple[fx.Node, int]] = {}  # of symbols
         self._by_name: dict[str, Any] = {}
         self._written: dict[Any, Any] = {}
-        self.kernels: Callable[[], AbstractContextManager[Any]] = nullcontext  # that take symbols, if any are
+        self.kernels: Callable[[], AbstractContextManager[Any]] = nullcontext  # kernels for symbols, if any
 
     def tensor(self, example: torch.Tensor, dims: Mapping[int, str], dtype: torch.dtype) -> torch.Tensor:
-        """A data-free tensor like the example, whose `dims` are symbols; one name is one symbol."""
+        """A data-free tensor like the example, with symbols for `dims`; equal names are the same symbol."""
         sizes: list[Any] = list(example.shape)
         for dim, name in dims.items():
             if name not in self._by_name:
@@ -54,10 +54,10 @@ class DynamicSizes:
     def environment(self) -> Any:
         """A shape environment that refuses to guess for the user's Python.
 
-        Made only where a trace has dynamic dims, for it is slow to import.
+        Created only for traces with dynamic dims, since its import is slow.
         """
         from torch.fx.experimental.symbolic_shapes import (
-            ShapeEnv,  # the only maker of SymInts
+            ShapeEnv,  # only it can make SymInts
         )
 
         refuses, where = self.refuses, self.where
@@ -82,13 +82,13 @@ class DynamicSizes:
         return self.environment.create_symintnode(symbol, hint=example, source=source)
 
     def read_from(self, node: fx.Node, tensor: torch.Tensor) -> None:
-        """The symbols in this input's sizes can be read from it."""
+        """Note that the symbols in this input's sizes can be read from it."""
         for dim, size in enumerate(tensor.shape):
             if isinstance(size, torch.SymInt):
                 self._origin.setdefault(size.node.expr, (node, dim))
 
     def node(self, value: Any) -> Any:
-        """The node of a symbolic number, or a plain number where it turns out to be one."""
+        """The node of a symbolic number; a plain number if its expression has no symbols left."""
         from torch.utils._sympy.interp import sympy_interp
 
         expression = value.node.expr
@@ -112,7 +112,7 @@ class DynamicSizes:
         found: fx.Node = self._written[symbol]
         return found
 
-    # `sympy_interp` calls one method per operation on this object
+    # `sympy_interp` calls a method of this object for each operation
 
     def constant(self, value: Any, dtype: torch.dtype) -> Any:
         return int(value) if value == int(value) and dtype is torch.int64 else float(value)

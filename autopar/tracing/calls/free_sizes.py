@@ -1,7 +1,7 @@
 """Which dims of the inputs are free: proved by tracing again at another size.
 
-A traced size can lose its origin where Python reads it without a hook (`range`, indexing). So a dim counts as
-free only if a trace at another, prime, size gives the same graph with the same constants. What differs names
+A traced size can lose its origin where Python reads it without a hook (`range`, indexing). So a dim counts as free only
+if a trace at another size, a prime, gives the same graph with the same constants. Otherwise the first difference tells
 the place that fixed the dim.
 """
 
@@ -23,7 +23,7 @@ _PRIMES = (13, 17, 19, 23, 29, 31, 37, 41, 43)
 
 @dataclass(frozen=True)
 class FreeSizes:
-    """`group`: a number for every free dim, one for dims that stay equal. `fixed`: who fixed each of the others."""
+    """`group`: a number for each free dim, the same for dims that stay equal. `fixed`: what fixed each other dim."""
 
     group: Mapping[Dim, int] = field(default_factory=dict)
     fixed: Mapping[Dim, str] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class FreeSizes:
 def prove(
     graph: fx.Graph, examples: Mapping[str, Any], trace_again: Callable[[Mapping[str, Any]], fx.Graph]
 ) -> FreeSizes:
-    """Try the dims of one size together; `trace_again` traces at other examples (tensors by placeholder name)."""
+    """Vary all dims of one size together; `trace_again` traces at other examples (tensors by placeholder name)."""
     by_size: dict[int, list[Dim]] = {}
     for name, example in examples.items():
         for dim, size in enumerate(example.shape):
@@ -55,7 +55,7 @@ def _difference(
     size: int,
     trace_again: Callable[[Mapping[str, Any]], fx.Graph],
 ) -> str | None:
-    """Where a trace with these dims changed differs from the first; None where it does not."""
+    """The place where a trace with these dims changed differs from the first; None if it does not."""
     used = {n for example in examples.values() for n in example.shape}
     other = next(p for p in _PRIMES if p not in used and p != size)
     changed = {

@@ -1,9 +1,9 @@
 """Guards: what the trace read from known inputs is read again at run time, and must be the same.
 
-While tracing, a reading is a node like any other, so that functionalisation sees it; afterwards the readings and all
-that they need are taken out into a graph of their own. Where a reading is computed with the shape of an activation
-(`mask.expand_as(hidden)`), a tensor of that shape stands for it as long as the inputs have the shapes of the example:
-what makes activations would run twice in each call.
+While tracing, a reading is a node like any other, so that functionalisation sees it; afterwards the readings and
+everything they depend on move to a graph of their own. A reading that uses only the shape of an activation
+(`mask.expand_as(hidden)`) gets a constant tensor of that shape instead, valid while the inputs have the example's
+shapes. Otherwise each call would compute these activations twice.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autopar.tracing.errors import ArgumentError
 
 _SHAPED = {"size": 0, "numel": 0, **{f"{name}_as": 1 for name in AS_ANOTHER.values()}}
 _SHAPED |= {f.__name__: 0 for f in FILLING}
-"""Functions by name, with the place of the argument that they only ask for its shape."""
-ANSWER = "answer"  # node.meta of a reading: what the trace was told
+"""By name of a function: the position of the argument of which it uses only the shape."""
+ANSWER = "answer"  # key in node.meta of a reading: the answer that the trace got
 
 
 @dataclass(frozen=True)
 class Guard:
-    """One reading: the question, the answer the trace took, and where in the model it was asked."""
+    """One reading: the question, the answer that the trace got, and where in the model it was asked."""
 
     question: str
     answer: Any
@@ -37,7 +37,7 @@ class Guard:
 
 
 class Guards:
-    """The readings of one trace, the graph that repeats them, and one for inputs of the traced `shapes`."""
+    """The readings of one trace, the graph that repeats them, and a cheaper one for inputs with the traced `shapes`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Guards:
         self.guards, self._shapes = tuple(guards), list(shapes)
 
     def check_whole_inputs(self) -> None:
-        """Raise InputError, for inputs of which each rank has a part, where a reading is one of the whole."""
+        """Raise InputError if a reading needs a whole input, for inputs of which each rank has only a part."""
         graph = self._of_example or fx.Graph()
         reading = {n for n in graph.nodes if n.op == "placeholder" and any(u.target is not _of_shape for u in n.users)}
         for node in graph.nodes:
@@ -64,7 +64,7 @@ class Guards:
             )
 
     def check(self, values: Sequence[torch.Tensor], attribute: Callable[[str], Any]) -> None:
-        """Raise ArgumentError where an answer is another than the trace's. `values`: of all placeholders, in order."""
+        """Raise ArgumentError where an answer is not the trace's. `values`: those of all placeholders, in order."""
         if self.graph is None:
             return
         graph = self._of_example if [_shape(value) for value in values] == self._shapes else None
@@ -96,8 +96,10 @@ def take_guards(graph: fx.Graph) -> Guards:
 
 
 def _copied(graph: fx.Graph, readings: Sequence[fx.Node], *, whole: bool) -> fx.Graph:
-    """A graph of the readings and all that they need; unless it is `whole`, activations are no more than their shape
-    where nothing else is asked of them."""
+    """A graph of the readings and everything they depend on.
+
+    Unless `whole`, activations of which only the shape is used are replaced by a tensor of that shape.
+    """
     needed, looked_at = set(readings), set[fx.Node]()
     for node in reversed(graph.nodes):
         if node in needed:
@@ -124,7 +126,8 @@ def _differs(answer: Any, traced: Any) -> bool:
 
 
 def _shaped(node: fx.Node) -> fx.Node | None:
-    """The activation that a node asks for no more than its shape and dtype; not what asks if that is as it was."""
+    """The activation of which a node uses only shape and dtype, if any. Readings themselves are excluded: they check
+    whether a shape is as traced."""
     if ANSWER in node.meta:
         return None
     place = _SHAPED.get(getattr(node.target, "__name__", str(node.target)))
@@ -136,7 +139,7 @@ def _shaped(node: fx.Node) -> fx.Node | None:
 
 
 def _of_shape(shape: Sequence[int], dtype: torch.dtype, beside: Any) -> torch.Tensor:
-    """A tensor of this shape and no bytes, on the device of another."""
+    """A tensor of this shape that occupies one element, on the device of `beside`."""
     device = beside.device if isinstance(beside, torch.Tensor) else None
     return torch.zeros((), dtype=dtype, device=device).expand(*shape)
 

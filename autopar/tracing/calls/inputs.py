@@ -19,12 +19,12 @@ from autopar.tracing.calls.names import check_names
 from autopar.tracing.contents.known import Known
 from autopar.tracing.errors import ArgumentError
 
-_LAYOUTS = (torch.strided, torch.sparse_coo)
+_LAYOUTS = (torch.strided, torch.sparse_coo)  # of examples that can be planned
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor input: the placeholder's name, which argument it is part of, and its example."""
+    """One tensor input: the placeholder's name, the argument that contains it, and its example."""
 
     name: str
     argument: str
@@ -34,7 +34,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument that holds tensors: its structure, and its leaves (`Leaf`, or the fixed value)."""
+    """One argument that holds tensors: its structure, and its leaves (a `Leaf` for tensors, else the fixed value)."""
 
     name: str
     spec: pytree.TreeSpec
@@ -43,10 +43,10 @@ class Argument:
 
 @dataclass
 class Inputs:
-    """All that a traced call was given. `fixed` are arguments the trace took as they were. `leaves`: the placeholders'.
+    """Everything that a traced call was given. `fixed`: arguments taken as they are. `leaves`: of the placeholders.
 
-    `same`: the leaf, by name, that another one is the same tensor as, which has no placeholder then. `states`: by the
-    names of their arguments, which come last.
+    `same`: for a leaf that is the same tensor as an earlier one, the name of that; it has no placeholder then.
+    `states`: by the names of their arguments, which come last.
     """
 
     signature: inspect.Signature
@@ -61,7 +61,7 @@ class Inputs:
     states: dict[str, State] = field(default_factory=dict)
 
     def with_states(self, values: Mapping[State, Any], *, same_inputs: bool = False) -> Inputs:
-        """The same inputs, and states with examples of what is there. `same_inputs` as in `gather`."""
+        """The same inputs, with states and examples of their values added. `same_inputs` as in `gather`."""
         made = replace(
             self,
             arguments=dict(self.arguments),
@@ -75,7 +75,7 @@ class Inputs:
         return made
 
     def without(self, names: Collection[str]) -> Inputs:
-        """The same inputs but for some states, which forward does not look at in such a call."""
+        """The same inputs without some states, which forward does not read in this kind of call."""
         return replace(
             self,
             arguments={name: one for name, one in self.arguments.items() if name not in names},
@@ -85,7 +85,7 @@ class Inputs:
         )
 
     def with_examples(self, tensors: Mapping[str, torch.Tensor]) -> Inputs:
-        """The same inputs with other examples, by placeholder name; those that are not named keep theirs."""
+        """The same inputs with other examples, by placeholder name; leaves that are not named keep theirs."""
 
         def other(leaf: Any) -> Any:
             is_named = isinstance(leaf, Leaf) and leaf.name in tensors
@@ -95,7 +95,7 @@ class Inputs:
         return replace(self, arguments=arguments, leaves=[other(v) for v in self.leaves])
 
     def values(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with `tensors` (by placeholder name) in place of the leaves, and the fixed ones."""
+        """The arguments, with `tensors` (by placeholder name) in place of the leaves, and the fixed ones."""
 
         def value(leaf: Any) -> Any:
             return tensors[self.same.get(leaf.name, leaf.name)] if isinstance(leaf, Leaf) else leaf
@@ -116,7 +116,7 @@ def gather(
 ) -> Inputs:
     """Sort the caller's examples and fixed values by the model's signature; ArgumentError names what does not fit.
 
-    `without_loss`: what only the loss needs is not there. `same_inputs`: examples that are one tensor are one input.
+    `without_loss`: inputs that only the loss needs are left out. `same_inputs`: equal example objects are one input.
     """
     signature = inspect.signature(entry.of(model))
     parameters = signature.parameters
@@ -156,12 +156,13 @@ def gather(
 
 
 def leaf_names(name: str, value: Any) -> list[str]:
-    """Names of the tensors in an argument: its own, or numbered where it is a container."""
+    """Names of the tensors in an argument: the argument's own name, or numbered names where it is a container."""
     tensors = [v for v in pytree.tree_leaves(value) if isinstance(v, (torch.Tensor, Known))]
     return [name] if len(tensors) == 1 and tensors[0] is value else [f"{name}_{i}" for i in range(len(tensors))]
 
 
 def _add(inputs: Inputs, name: str, value: Any, same_inputs: bool = False) -> None:
+    """Add an argument: fixed if it holds no tensor, else with a leaf for each of its tensors."""
     leaves, spec = flattened(value, f"argument {name!r}")
     tensors = [v for v in leaves if isinstance(v, (torch.Tensor, Known))]
     if not tensors and (spec.is_leaf() or leaves):
@@ -206,13 +207,13 @@ def _concrete(name: str, value: Any) -> Any:
 
 
 def loss_names_of(loss_fn: Callable[..., Any] | None) -> tuple[str, ...]:
-    """What a loss takes beside the model's output."""
+    """The names of a loss's arguments besides the model's output."""
     if loss_fn is None:
         return ()
     target = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
         parameters = inspect.signature(target).parameters
-    except ValueError:  # a builtin such as torch.mean tells none: it gets the output alone
+    except ValueError:  # a builtin such as torch.mean has no signature: it gets only the output
         return ()
     names = [
         n
@@ -225,7 +226,7 @@ def loss_names_of(loss_fn: Callable[..., Any] | None) -> tuple[str, ...]:
 
 
 def needed_by_loss(loss_fn: Any) -> tuple[str, ...]:
-    """What a loss takes beside the model's output, and has no default for."""
+    """The names of a loss's arguments, besides the model's output, that have no default."""
     names = loss_names_of(loss_fn)
     target = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     parameters = inspect.signature(target).parameters if names else {}

@@ -1,4 +1,4 @@
-"""Matching a later call to a trace: bind its arguments, check the guards, and say what kind of call it is."""
+"""Matching a later call to a trace: binding its arguments, checking guards, and the key of its kind of call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autopar.tracing.errors import ArgumentError
 
 
 def named_arguments(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name; those of the loss and states are taken from the keywords."""
+    """The arguments of a call by name; those of the loss, and states, are taken from the keywords."""
     states = {n: kwargs[n] for n in inputs.states if n in kwargs}
     loss = {n: kwargs[n] for n in inputs.loss_names if n in kwargs and n not in inputs.signature.parameters}
     own = {n: v for n, v in without_states(kwargs).items() if n not in loss}
@@ -36,7 +36,7 @@ def named_arguments(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The placeholders' values in order; raises ArgumentError where the call is not the one that was traced."""
+    """The placeholders' values in order; raises ArgumentError where the call does not match the traced one."""
     named = named_arguments(inputs, args, kwargs)
     values: list[torch.Tensor] = []
     found: dict[int, int] = {}
@@ -70,22 +70,22 @@ def key(
     *,
     reads_memory: bool,
 ) -> tuple[Hashable, Hashable]:
-    """Equal for two calls that take the same trace, as far as Python's side of the call can tell.
+    """Equal for two calls for which the same trace is valid, as far as Python's side of the call tells.
 
-    First what nearly all models ask for; then which tensors are one, and how they lie where `reads_memory`.
+    Two parts: `key_of`, and then which tensors are the same object, with their memory layouts if `reads_memory`.
     """
     named = named_arguments(inputs, args, kwargs)
     return key_of(inputs, named, modules), looks_of(named, reads_memory=reads_memory)
 
 
 def looks_of(named: Mapping[str, Any], *, reads_memory: bool) -> tuple[Hashable, Hashable]:
-    """Which tensors among arguments by name are one, and how all of them lie in memory if the trace asked for it."""
+    """Which of the tensors among arguments are the same object; and all strides, if the trace asked for any."""
     tensors = [v for name in sorted(named) for v in pytree.tree_leaves(named[name]) if isinstance(v, torch.Tensor)]
     return repeated(tensors), tuple(map(lie_of, tensors)) if reads_memory else ()
 
 
 def key_of(inputs: Inputs, named: Mapping[str, Any], modules: Sequence[nn.Module] | None = None) -> Hashable:
-    """What is alike in calls of one kind, of arguments by name."""
+    """A key that is equal for calls of one kind, from the arguments by name."""
     grad = torch.is_grad_enabled()
     read = modules or inputs.modules
     trainable = tuple([p.requires_grad for m in read for p in m._parameters.values() if p is not None])
@@ -94,23 +94,24 @@ def key_of(inputs: Inputs, named: Mapping[str, Any], modules: Sequence[nn.Module
         value = named[name]
         if isinstance(value, torch.Tensor):
             parts.append((name, _kind(value, grad)))
-        elif not _equal(value, _default(inputs, name)):  # a default that is given is the same call as one left out
+        elif not _equal(value, _default(inputs, name)):  # passing a default equals leaving it out
             leaves, spec = pytree.tree_flatten(value)
             parts.append((name, str(spec), tuple(_kind(v, grad) for v in leaves)))
     return tuple(parts)
 
 
 def key_without(key: Hashable, names: Collection[str]) -> Hashable:
-    """What `key_of` says of a call without these arguments."""
+    """The key that `key_of` gives for a call without these arguments."""
     assert isinstance(key, tuple)
     return tuple(part for part in key if not (isinstance(part, tuple) and part and part[0] in names))
 
 
 def _kind(value: Any, grad: bool) -> Hashable:
+    """What distinguishes calls in a value: shape, dtype and need of a gradient for tensors, else type and value."""
     if isinstance(value, torch.Tensor):
         return (value.shape, value.dtype, grad and value.requires_grad)
     if isinstance(value, (float, complex)):
-        return (type(value), repr(value))  # 0.0 is not -0.0, which it equals; and one that is not a number is one
+        return (type(value), repr(value))  # by text: 0.0 differs from -0.0, and NaN equals itself
     try:
         hash(value)
     except TypeError:
@@ -119,14 +120,14 @@ def _kind(value: Any, grad: bool) -> Hashable:
 
 
 def _bind_one(inputs: Inputs, leaf: Leaf, value: Any, values: list[torch.Tensor], found: dict[int, int]) -> None:
-    """Add an input that fits to the placeholders' values, but for one that an earlier input is, too."""
+    """Check an input and append it to the placeholders' values, unless it repeats an earlier input."""
     checked = _checked(leaf, value, inputs.sizes, found)
     if leaf.name not in inputs.same:
         values.append(checked)
 
 
 def _checked(leaf: Leaf, value: Any, sizes: FreeSizes, found: dict[int, int]) -> torch.Tensor:
-    """An input that fits; `found` collects the sizes of free dims, by group."""
+    """An input that fits the leaf; `found` collects the sizes of free dims, by group."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(f"input {leaf.name!r} was traced as a tensor, and is now {_short(value)}")
     if value.dtype != leaf.example.dtype:
@@ -153,6 +154,7 @@ def _default(inputs: Inputs, name: str) -> Any:
 
 
 def _equal(a: Any, b: Any) -> bool:
+    """Whether a fixed value of the trace and that of a later call are the same."""
     if a is b:
         return True
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):

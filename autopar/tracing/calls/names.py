@@ -1,4 +1,4 @@
-"""Names of arguments: those that a forward takes, also by `**kwargs`, and those that are likely misspelt."""
+"""Argument names: those that a forward takes, also through `**kwargs`, and those that are probably misspelt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from autopar.tracing.errors import ArgumentError
 from autopar.user_warnings import warn
 
-_ALIKE = 0.8  # "use_cash" is use_cache misspelt; "shift_labels" is not labels
+_ALIKE = 0.8  # least similarity of a misspelling: "use_cash" of use_cache, but not "shift_labels" of labels
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -25,10 +25,10 @@ def check_names(
     parameters: Mapping[str, inspect.Parameter],
     of_loss: Collection[str],
 ) -> None:
-    """ArgumentError for a name that forward does not take, or that is nearly one that it takes.
+    """ArgumentError for a name that forward does not take, or that is probably a misspelling of one that it takes.
 
-    `**kwargs` take any name, whatever is declared of them: one that nothing declares is let through with a warning.
-    `kind`: which argument of ours holds the names; `of_loss`: names that are for loss_fn.
+    `**kwargs` takes any name, whatever its annotation declares: an undeclared one is accepted with a warning. `kind`:
+    which of our arguments holds the names; `of_loss`: names of the loss's arguments.
     """
     own = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     declared = _declared(model, parameters)
@@ -51,8 +51,9 @@ def check_names(
 
 
 def _declared(model: nn.Module, parameters: Mapping[str, inspect.Parameter]) -> set[str] | None:
-    """Names that `**kwargs` takes: those of its TypedDict, of decorators around forward, and of the modules that it is
-    handed on to; none without `**kwargs`; None is any.
+    """Names that `**kwargs` may take: those of its TypedDict, of forward's decorators, and of submodules.
+
+    Empty without `**kwargs`; None if any name is possible.
     """
     for parameter in parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -66,9 +67,9 @@ def _declared(model: nn.Module, parameters: Mapping[str, inspect.Parameter]) -> 
 
 
 def _of_decorators(forward: Callable[..., Any]) -> Iterator[str]:
-    """What the decorators of a forward can take out of the keywords before it sees them.
+    """Names that decorators of a forward may take out of the keywords before it sees them.
 
-    They name it: as a parameter, or by a string in their code or among what they were made with.
+    These occur in a decorator as a parameter, as a string in its code, or as a string among its closure's variables.
     """
     function: Any = getattr(forward, "__func__", forward)
     while (inner := getattr(function, "__wrapped__", None)) is not None:

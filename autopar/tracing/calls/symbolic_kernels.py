@@ -1,8 +1,8 @@
-"""Data-free kernels for tensors some sizes of which are symbols.
+"""Data-free kernels for tensors with symbolic sizes.
 
-Some of torch's kernels for meta tensors are C++ and take plain sizes only; for these torch has the same in Python (its
-decompositions and references), which computes with symbols. Of ops that C++ puts together from others torch's Python
-dispatcher takes the same: in torch 2.11 `matmul` and `linear` are such ops that take plain sizes only.
+Some of torch's meta kernels are C++ and accept only plain sizes; for these torch has Python versions (decompositions
+and references), which compute with symbols. For composite C++ ops torch's Python dispatcher does the same: in torch
+2.11 `matmul` and `linear` are such ops that accept only plain sizes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 from torch._dispatch.python import enable_python_dispatcher  # private: what compilers trace symbols with
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# How C++ says that it was given a symbol: where it reads a size, and where a factory is called with symbols alone.
+# Messages of C++ code that was given a symbol: where it reads a size, and in a factory with only symbolic sizes.
 _REFUSALS = ("expected to contain only concrete integers", "dispatch_on_subclass called with NO overloaded args")
 
 
 @contextmanager
 def symbolic_kernels() -> Iterator[None]:
-    """While inside, data-free tensors may have symbols for sizes."""
+    """While inside, data-free tensors may have symbolic sizes."""
     with enable_python_dispatcher(), _PythonWhereRefused():
         yield
 
 
 class _PythonWhereRefused(TorchDispatchMode):
-    """Where a kernel refuses symbols, what torch has in Python for it runs instead."""
+    """Runs torch's Python version of an op where its C++ kernel refuses symbols."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

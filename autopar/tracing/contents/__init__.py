@@ -1,1 +1,1 @@
-"""What a forward asks of the contents of its tensors: answers where they are known, and what to do else."""
+"""Questions of a forward about the contents of its tensors: answered where known, else handled or refused."""

@@ -1,7 +1,7 @@
-"""NumPy's arrays and numbers in a forward: arrays are constants of the trace, numbers Python's.
+"""NumPy's arrays and numbers in a forward: arrays become constants of the trace, numbers become Python's.
 
-A graph is written as source, where neither can stand. What an array holds is part of the trace, as what a list holds
-is; that it changes between calls shows where a module keeps it (`model_state.plain_reads`).
+A graph is written as source code, in which neither can appear. An array's contents are part of the trace, like those of
+a list; whether it changes between calls is checked if a module keeps it (`model_state.plain_reads`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 _KINDS = (np.ndarray, np.generic)
+# Functions that create tensors from data, with the name of that argument.
 _MAKERS: dict[Any, str] = {
     torch.tensor: "data",
     torch.as_tensor: "data",
@@ -27,7 +28,7 @@ _MAKERS: dict[Any, str] = {
 
 
 def any_in(value: Any) -> bool:
-    """Whether there are any among arguments."""
+    """Whether there are NumPy arrays or numbers among arguments."""
     kind = type(value)
     if kind in PLAIN:
         return False
@@ -41,7 +42,7 @@ def any_in(value: Any) -> bool:
 
 
 def makes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call makes a tensor of them."""
+    """Whether a call creates a tensor from an array or number."""
     if func not in _MAKERS:
         return False
     given = args[func is torch.Tensor.new_tensor :]
@@ -49,27 +50,28 @@ def makes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def is_array(tensor: torch.Tensor) -> bool:
-    """Whether a tensor looks into memory that is none of torch's, as `torch.from_numpy` makes it.
+    """Whether a tensor uses memory that torch did not allocate, as `torch.from_numpy` returns it.
 
-    No function mode hears of that. A function in its place would: but what is imported during a trace keeps it.
+    Function modes do not see that call, and replacing the function would outlast the trace in modules imported during
+    it.
     """
     return tensor.device.type == "cpu" and tensor.is_leaf and not tensor.untyped_storage().resizable()
 
 
 def made(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the tensor that such a call makes, which the model may write into."""
+    """Record a copy of the tensor that such a call makes, since the model may write into it."""
     trains = kwargs.pop("requires_grad", False)
     with recorder.pausing():
         if func is torch.Tensor.new_tensor:
             args = (torch.empty(0, dtype=args[0].dtype), *args[1:])
         real = func(*args, **{**kwargs, "device": "cpu"})
-        real = torch.empty_like(real).copy_(real)  # not the array's own memory
+        real = torch.empty_like(real).copy_(real)  # does not share the array's memory
     copy = recorder.record(torch.Tensor.clone, recorder.attributes.constant(real))
     return recorder.record(torch.Tensor.requires_grad_, copy) if trains else copy
 
 
 def as_torch(recorder: Recorder, value: Any) -> Any:
-    """Arguments with constants in place of arrays, and Python's numbers in that of NumPy's."""
+    """Arguments with arrays replaced by constants, and NumPy's numbers by Python's."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

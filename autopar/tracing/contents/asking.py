@@ -1,4 +1,4 @@
-"""Questions about a tensor's contents: answered where they are known, or follow; else the model cannot go on."""
+"""Questions about a tensor's contents: answered where these are known or the answer can be assumed, else refused."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-_READ = (Tensor.__float__, Tensor.__int__)  # Python takes no number from these but its own
+_READ = (Tensor.__float__, Tensor.__int__)  # Python requires these to return a plain number
 
 
 def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The answer that an eager run would have had; UnknownDataError where it depends on the inputs."""
+    """The answer that an eager run would give; UnknownDataError where it depends on the inputs."""
     seen = Arguments(recorder, args, kwargs)
     known = recorder.known
     if not known.can_tell(seen.tensors):
@@ -36,7 +36,7 @@ def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwa
             return _unknown_item(recorder, args[0], seen.graph_args)
         wanted = asserted() if func is Tensor.__bool__ else None
         if wanted is not None:
-            return wanted  # an assertion is believed, as `torch._check` is
+            return wanted  # an assertion is assumed to hold, like `torch._check`
         name = getattr(func, "__name__", repr(func)).strip("_")
         if any(id(t) in known.random for t in seen.tensors):
             raise recorder.unknown(
@@ -57,8 +57,10 @@ def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def guard_shapes(recorder: Recorder, made: Any) -> Any:
-    """Read the shapes of tensors that are as large as known inputs say (`ids.unique()`), as `ask` reads contents;
-    returns the tensors."""
+    """Guard the shapes of tensors whose sizes depend on known inputs (`ids.unique()`), as `ask` guards contents.
+
+    Returns the tensors.
+    """
     for tensor in pytree.tree_leaves(made):
         if isinstance(tensor, Tensor):
             node = recorder.graph.call_method("size", (recorder.node_of(tensor),))
@@ -68,6 +70,7 @@ def guard_shapes(recorder: Recorder, made: Any) -> Any:
 
 
 def _unknown_item(recorder: Recorder, tensor: Tensor, graph_args: Any) -> UnknownNumber:
+    """The unknown number that `tensor.item()` returns, and its node."""
     if tensor.is_complex():
         raise recorder.unknown("item() reads a complex number", deciding=[tensor])
     kind = float if tensor.is_floating_point() else bool if tensor.dtype == torch.bool else int
@@ -76,7 +79,7 @@ def _unknown_item(recorder: Recorder, tensor: Tensor, graph_args: Any) -> Unknow
     node.meta[VAL] = None
     node.meta[OF_DATA] = True
     number = (UnknownBool if kind is bool else UnknownNumber)(recorder, node, kind)
-    with recorder.on():  # now: the tensor may be written into later
+    with recorder.on():  # read at once: the tensor may be written into later
         number.read(tensor)
     number.whole = recorder.known.whole_part(tensor)
     return number

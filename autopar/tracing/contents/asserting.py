@@ -1,7 +1,7 @@
-"""Whether Python asks for a truth value only to assert it: such an answer decides no path that a trace could take.
+"""Whether Python asks for a truth value only to assert it; the answer then decides no path that a trace could take.
 
-An assertion is an `assert` statement, or a branch that does nothing but raise: `if degenerate.any(): raise ValueError`,
-where nothing in the model catches what it raises.
+An assertion is an `assert` statement, or a branch that does nothing but raise (`if degenerate.any(): raise
+ValueError`), if nothing in the model catches the error. Both are recognised in the bytecode.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from autopar.tracing import places
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.torch_functions.looked_into import CODES
 
-_ATTEMPT = str(Path(__file__).parents[1] / "attempt.py")  # whose frames call the model
-_seen: dict[tuple[CodeType, int], bool | None] = {}
-_caught: dict[tuple[CodeType, int], bool] = {}
+_ATTEMPT = str(Path(__file__).parents[1] / "attempt.py")  # its frames call the model
+_seen: dict[tuple[CodeType, int], bool | None] = {}  # results of `_wanted`
+_caught: dict[tuple[CodeType, int], bool] = {}  # results of `_is_caught`
 
 
 def asserted() -> bool | None:
-    """What the assertion wants to hear at whose test the user's innermost frame is; None at any other test."""
+    """The truth value for which the assertion that the user's innermost frame evaluates passes; None if it is none."""
     frame = sys._getframe(1)
     running = []
     while frame is not None and frame.f_code.co_filename != _ATTEMPT:
@@ -45,7 +45,7 @@ def asserted() -> bool | None:
 
 @contextlib.contextmanager
 def unvalidated() -> Iterator[None]:
-    """While inside, `torch.distributions` take their parameters as they are: to check them is to assert."""
+    """While inside, `torch.distributions` do not validate their parameters, which would be assertions on data."""
     distributions = sys.modules.get("torch.distributions.distribution")
     if distributions is None:
         yield
@@ -55,7 +55,7 @@ def unvalidated() -> Iterator[None]:
 
 
 def _wanted(code: CodeType, offset: int) -> bool | None:
-    """The truth value with which the instruction there leads past the raising of an error."""
+    """The truth value with which the jump at this offset skips the raising of an error; None for other code."""
     found = [i for i in dis.get_instructions(code) if i.opname not in _SILENT]
     following = [i for i in found if i.offset >= offset]
     if len(following) < 2 or not following[0].opname.startswith("POP_JUMP"):
@@ -71,9 +71,9 @@ def _wanted(code: CodeType, offset: int) -> bool | None:
 
 
 def _is_caught(code: CodeType, offset: int) -> bool:
-    """Whether an `except` of the function itself, there, may end an error, and not only raise another."""
+    """Whether an `except` in the function may swallow an error raised at this offset, rather than raise another one."""
     instructions = list(dis.get_instructions(code))
-    if sys.version_info < (3, 11):  # handlers are set up by instructions, not listed
+    if sys.version_info < (3, 11):  # instructions set up handlers; there is no table
         return any(i.opname == "SETUP_FINALLY" for i in instructions)
     waiting, met = [offset], set[int]()
     while waiting:
@@ -84,12 +84,12 @@ def _is_caught(code: CodeType, offset: int) -> bool:
                 raising = _only_raises([i for i in instructions if i.offset >= entry.target])
                 if raising is None:
                     return True
-                waiting.append(raising.offset)  # which may lie in a `try` itself
+                waiting.append(raising.offset)  # this may be inside another `try`
     return False
 
 
 def _only_raises(handler: list[dis.Instruction]) -> dis.Instruction | None:
-    """The instruction with which a handler raises, as that of a `finally` or `with` does; None if it may do without."""
+    """The instruction by which a handler raises at its end, as for `finally` or `with`; None if it may not raise."""
     before = ""
     for here, after in pairwise(handler):
         if here.opname in _RAISING:
@@ -103,11 +103,11 @@ def _only_raises(handler: list[dis.Instruction]) -> dis.Instruction | None:
 
 
 def _raises(following: list[dis.Instruction], past: int | None) -> bool:
-    """Whether these instructions raise an error before anything else happens than that its message is made.
+    """Whether these instructions do nothing but raise an error, apart from making its message.
 
-    Further tests of the same condition, which lead `past` the raising too, are part of it.
+    Further tests of the same condition, which also jump `past` the raising, are part of it.
     """
-    is_done = False  # something was done already
+    is_done = False  # a statement came before
     for here, after in zip(following, [*following[1:], None], strict=True):
         if here.opname in ("RAISE_VARARGS", "LOAD_ASSERTION_ERROR"):
             return True
@@ -121,8 +121,9 @@ def _raises(following: list[dis.Instruction], past: int | None) -> bool:
     return False
 
 
+# Names of bytecode instructions.
 _RAISING = ("RERAISE", "RAISE_VARARGS")
-_SILENT = ("TO_BOOL", "NOT_TAKEN", "NOP", "RESUME", "PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")
-_STATEMENTS = ("STORE_FAST", "STORE_DEREF", "POP_TOP")
-_STORES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_")
+_SILENT = ("TO_BOOL", "NOT_TAKEN", "NOP", "RESUME", "PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")  # no effect
+_STATEMENTS = ("STORE_FAST", "STORE_DEREF", "POP_TOP")  # end a statement with a local effect at most
+_STORES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_")  # change something outside
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "FOR_ITER", "BEFORE_WITH")

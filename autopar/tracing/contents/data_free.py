@@ -1,7 +1,8 @@
-"""Functions that torch has no data-free kernel for, though the shape of what they return follows from their arguments.
+"""Functions without a data-free kernel in torch, although the shape of their result follows from their arguments.
 
-Each runs as it is on tensors with data; on data-free ones it makes a tensor that looks like its result, by ops that
-gradients go through. Of an operator that is called inside of a `torch.autograd.Function` torch is given such a kernel.
+Each substitute runs the original on tensors with data. On data-free tensors it makes a tensor that looks like the
+result, from ops that gradients pass through. For operators called inside a `torch.autograd.Function`, a meta kernel is
+registered with torch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Function = Callable[..., Tensor]
 
 
 def _ctc_loss(*args: Any, **kwargs: Any) -> Tensor:
-    """The loss's shape follows from the log-probabilities' and the reduction."""
+    """The loss's shape follows from that of the log-probabilities and the reduction."""
     probabilities = args[0] if args else kwargs["log_probs"]
     if probabilities.device.type != "meta":
         return torch.nn.functional.ctc_loss(*args, **kwargs)
@@ -43,7 +44,7 @@ def _istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> Tensor:
-    """It asks whether windows cover the signal, whose length follows from the number of frames."""
+    """The original reads data to check that windows cover the signal. The number of frames gives the length."""
     if input.device.type != "meta":
         options = (hop_length, win_length, window, center, normalized, onesided, length, return_complex)
         return torch.istft(input, n_fft, *options)
@@ -52,11 +53,11 @@ def _istft(
         length = n_fft + hop * (input.shape[-1] - 1) - (2 * (n_fft // 2) if center else 0)
     values = input if return_complex else torch.view_as_real(input).sum(-1)
     made = values.sum((-2, -1)).unsqueeze(-1).expand(*input.shape[:-2], length).contiguous()
-    return made if window is None else made + window.sum().to(made.dtype)  # which may be learned
+    return made if window is None else made + window.sum().to(made.dtype)  # the window may be learned
 
 
 def _like_its_first(function: Function) -> Function:
-    """What stands for a function whose result looks like its first argument."""
+    """A substitute for a function whose result looks like its first argument."""
 
     def made(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return input.clone() if input.is_meta else function(input, *args, **kwargs)
@@ -64,8 +65,8 @@ def _like_its_first(function: Function) -> Function:
     return made
 
 
-_LIKE_THEIR_FIRST = ("_sample_dirichlet", "_dirichlet_grad")  # what `torch.distributions.Dirichlet` and `Beta` call
-_kernels = torch.library.Library("aten", "IMPL")  # they are there for as long as it is
+_LIKE_THEIR_FIRST = ("_sample_dirichlet", "_dirichlet_grad")  # called by `torch.distributions.Dirichlet` and `Beta`
+_kernels = torch.library.Library("aten", "IMPL")  # kernels stay registered while this object lives
 for _name in _LIKE_THEIR_FIRST:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
         _kernels.impl(_name, lambda first, *others: torch.empty_like(first), "Meta")
@@ -75,7 +76,7 @@ STANDS_FOR: dict[Function, Function] = {
     _istft: torch.istft,
     **{_like_its_first(f): f for f in (torch.fake_quantize_per_tensor_affine, torch.fake_quantize_per_channel_affine)},
 }
-"""What stands in the graph for each of them."""
+"""By substitute: the function that appears in the graph."""
 
 
 def _recorded(function: Function, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -84,4 +85,4 @@ def _recorded(function: Function, recorder: Recorder, func: Any, args: Any, kwar
 
 DATA_FREE = {original: partial(_recorded, function) for function, original in STANDS_FOR.items()}
 DATA_FREE |= dict.fromkeys(methods("istft"), partial(_recorded, _istft))
-"""Handlers of the functions."""
+"""Handlers of the original functions."""

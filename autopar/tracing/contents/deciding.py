@@ -1,4 +1,4 @@
-"""What to do where the contents of a tensor are needed: the inputs that it comes from, by name."""
+"""Advice where the contents of a tensor are needed: the names of the inputs that it is computed from."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import fx
 from autopar.graph import STATE_OF
 from autopar.tracing.errors import OR_LEAF
 
-_MOST = 3  # names of more inputs help nobody
+_MOST = 3  # inputs to name; a longer list does not help
 
 
 def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
-    """The advice for tensors that have no data: `nodes` are those that stand for them."""
+    """The advice for tensors without data, given the nodes that made them."""
     found = _inputs(nodes)
     states = list(dict.fromkeys(node.meta[STATE_OF] for node in found if STATE_OF in node.meta))
     if states and all(STATE_OF in node.meta for node in found):

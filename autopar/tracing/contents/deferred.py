@@ -1,7 +1,7 @@
-"""Known values too large to keep: how they are computed is kept, and they are computed when something is asked.
+"""Known values that are too large to keep: only how to compute them is kept, and they are computed when asked for.
 
-A mask of (batch, 1, length, length) that the model itself makes is cut to one row, and a branch asks that row. The
-mask is a hundred megabytes at a batch that one would train with, its recipe is a call and its arguments.
+For example, a model makes a mask of (batch, 1, length, length), slices one row from it, and branches on that row. The
+mask takes a hundred megabytes at a typical batch size for training; its recipe is a call and its arguments.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from typing import Any
 
 import torch
 
-BYTES = 1 << 28  # of one value while it is computed
+BYTES = 1 << 28  # bytes of one value while it is computed; larger ones are unknown
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """`compute` of the values of `sources`, each with the version of its contents when the call was recorded."""
+    """`compute` gives the value; `sources`: the tensors it uses, each with its version when the call was recorded."""
 
     compute: Callable[[], Any]
     sources: tuple[tuple[torch.Tensor, int], ...]
 
 
 class Deferred:
-    """Recipes by data-free tensor. None holds once its tensor, or what it is made from, has been written."""
+    """Recipes by data-free tensor. A recipe is void once its tensor, or one of its sources, is written into."""
 
     def __init__(self) -> None:
         self._recipes: dict[int, _Recipe] = {}
 
     def put(self, tensor: torch.Tensor, compute: Callable[[], Any], sources: list[torch.Tensor]) -> None:
-        """`sources`: all tensors whose contents decide what `compute` returns, data-free or real; views count."""
+        """`sources`: all tensors whose contents `compute` depends on, data-free or real, including views."""
         if tensor.nbytes > BYTES:
             return
         found = {id(t): (t, t._version) for t in (tensor, *sources)}
-        for source in sources:  # what these are computed from decides, too
+        for source in sources:  # and the sources of sources that are deferred themselves
             if id(source) in self._recipes:
                 found |= {id(t): (t, version) for t, version in self._recipes[id(source)].sources}
         self._recipes[id(tensor)] = _Recipe(compute, tuple(found.values()))
@@ -47,5 +47,5 @@ class Deferred:
         return self._recipes[id(tensor)].compute()
 
     def clear(self) -> None:
-        """Hold no tensor any more."""
+        """Drop all references to tensors."""
         self._recipes.clear()

@@ -1,4 +1,4 @@
-"""`max(n, 1)`, `min(...)` and `len(rows)` of what is not known while tracing: Python's own would ask for it."""
+"""`max(n, 1)`, `min(...)` and `len(rows)` of unknown numbers and picked rows; Python's own would need their values."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
+# Factories that take sizes, by owner.
 _OF_SIZES: dict[Any, tuple[Callable[..., Any], ...]] = {
     torch: (torch.ones, torch.zeros, torch.empty, torch.full),
     Tensor: (Tensor.new_ones, Tensor.new_zeros, Tensor.new_empty, Tensor.new_full),
 }
 _NUMBERS = (UnknownNumber, UnknownBool)
 _WAYS: dict[str, Callable[..., Any]] = {"max": builtins.max, "min": builtins.min}
-_MAY_BE_OPEN = {*_NUMBERS, Tensor, torch.nn.Parameter}
+_MAY_BE_OPEN = {*_NUMBERS, Tensor, torch.nn.Parameter}  # types whose value may be unknown
 
 
 @contextlib.contextmanager
 def extremes_computed(recorder: Recorder) -> Iterator[None]:
-    """While inside, what Python's `max` and `min` make of unknown numbers is an unknown number, of tensors without
-    dims a tensor; and from the first mask that picks rows on, their `len` is how many these are, a size as others."""
+    """While inside, Python's `max` and `min` of unknown numbers give an unknown number, and of 0-d tensors a tensor.
+
+    Once a mask has picked rows, `len` of picked rows is their (unknown) number, which can be used as a size.
+    """
     length = builtins.len
 
     def how_many(value: Any) -> Any:
@@ -52,7 +55,7 @@ def extremes_computed(recorder: Recorder) -> Iterator[None]:
 
 
 def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.ones`, which asks for its sizes before anyone is asked about the call."""
+    """A wrapper of a factory (`torch.ones`), which would convert its sizes to ints before a mode sees the call."""
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -66,6 +69,8 @@ def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
 
 
 def _choosing(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Python's `max` or `min`, computed pairwise in the graph if unknown values are among the arguments."""
+
     @functools.wraps(original)
     def choose(*args: Any, **kwargs: Any) -> Any:
         given = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
@@ -79,7 +84,7 @@ def _choosing(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
 
 
 def _chosen(recorder: Recorder, original: Callable[..., Any], a: Any, b: Any) -> Any:
-    """The one of two that Python takes, the first of equal ones."""
+    """The one of two values that Python would return, which is the first if they are equal."""
     open_ones = [one for one in (a, b) if _is_open(recorder, one)]
     others = [one for one in (a, b) if not isinstance(one, Tensor) and type(one) not in _NUMBERS]
     if not open_ones or not all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in others):
@@ -89,7 +94,7 @@ def _chosen(recorder: Recorder, original: Callable[..., Any], a: Any, b: Any) ->
         return open_ones[0].extreme(original, a, b)
     dtype = tensors[0].dtype
     if dtype.is_complex or dtype == torch.bool or any(one.ndim or one.dtype != dtype for one in tensors):
-        return original(a, b)  # which of them it is would show: in shape or dtype
+        return original(a, b)  # shape or dtype of the result would depend on the choice
     with recorder.on():
         first, second = (_beside(one, dtype) for one in (a, b))
         takes_second = second > first if original.__name__ == "max" else second < first
@@ -103,7 +108,7 @@ def _is_open(recorder: Recorder, one: Any) -> bool:
 
 
 def _beside(one: Any, dtype: torch.dtype) -> Any:
-    """A number as it stands beside tensors of a dtype, which keep theirs; a fraction beside whole ones does not fit."""
+    """An operand beside tensors of this dtype, which does not change; a fraction beside integers stays a float."""
     if isinstance(one, Tensor):
         return one
     if type(one) in _NUMBERS:

@@ -1,11 +1,10 @@
-"""Checks for infinities and NaN: `if not torch.isfinite(x).all()` is answered as a healthy step answers it.
+"""Checks for infinities and NaN: `if not torch.isfinite(x).all()` is answered as in a healthy step.
 
-Models look at their activations in training mode and mend them (clamp, skip) where they overflowed. Which way they go
-depends on data, but in all steps that are worth anything it is one way: the trace takes x to be finite, goes on, and
-keeps the place. A second trace goes the other way; where it adds clamps alone that change no finite value, it is right
-for both and is taken (`contents.mends`). Else `Traced.assumptions` and a warning tell the places. What a user
-hands in is another matter: NaN may mean that a measurement is missing, so such a check of an input itself is refused
-like any other question about data.
+In training mode, models check their activations and repair them (clamp, skip) after an overflow. Which branch they take
+depends on data, but it is the same in every step that trains normally: the trace assumes that x is finite, continues,
+and records the place. A second trace takes the other branch; if it only adds clamps that change no finite value, it is
+valid for both and is used (`contents.mends`). Otherwise `Traced.assumptions` and a warning list the places. A check of
+an input itself is refused like any other question about data: there, NaN may mark a missing measurement.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from torch import fx
 from autopar.tracing.targets import methods
 
 Tensor = torch.Tensor
+# Checks, with their result for finite values; and functions that keep, negate or combine such results.
 _CHECKS = {
     **dict.fromkeys(methods("isfinite"), True),
     **dict.fromkeys(methods("isinf", "isnan", "isposinf", "isneginf"), False),
@@ -35,15 +35,15 @@ _ASKING = methods("__bool__", "item", "is_nonzero")
 
 
 class FiniteChecks:
-    """What checks of activations say if these are finite, or not: one truth value for all elements of a tensor."""
+    """The results of checks of activations under the assumption: one truth value for all elements of a tensor."""
 
     def __init__(self, are_finite: bool = True) -> None:
         self.are_finite = are_finite
-        self.places: dict[str, None] = {}  # where an answer was taken for granted, in order
-        self._said: dict[int, tuple[bool, int]] = {}  # by identity: the value, and the version it holds for
+        self.places: dict[str, None] = {}  # places where an answer was assumed, in order
+        self._said: dict[int, tuple[bool, int]] = {}  # by id of a tensor: truth value and tensor version
 
     def note(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any, node: fx.Node) -> None:
-        """Follow a call that `node` stands for."""
+        """Note the truth value of a call's result, if it is such a check or combines some. `node`: the call's."""
         if func not in _NOTED or not args or not isinstance(result, Tensor):
             return
         said = None
@@ -62,7 +62,7 @@ class FiniteChecks:
             self._said[id(result)] = said, result._version
 
     def answer(self, func: Callable[..., Any], args: tuple[Any, ...], place: str) -> bool | None:
-        """The answer to a question, which is taken for granted from now on; None where it is no such check."""
+        """The assumed answer to a question, whose place is recorded; None if it is no such check."""
         said = self._of(args[0]) if func in _ASKING else None
         if said is not None:
             self.places[place] = None

@@ -1,9 +1,9 @@
-"""Known values: tensors that come from constants alone carry their real value beside the data-free one.
+"""Known values: tensors that are computed from constants only have their real value beside the data-free one.
 
-`arange`, `ones`, masks made from them: when Python asks such a tensor (`bool`, `item`, `all`), the trace has
-the answer that an eager run would have had. Of values above `LIMIT` elements, and of what is made from these, it is
-kept how they are computed. An input whose example was marked with `known` has a value too; what is read from it is a
-guard.
+Examples are `arange`, `ones`, and masks made from them. When Python asks for such a tensor's contents (`bool`, `item`,
+`all`), the trace has the answer of an eager run. For values of more than `LIMIT` elements, and those computed from
+them, only how to compute them is kept (`deferred`). An input whose example was marked with `known` has a value too;
+what is read from it becomes a guard.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from autopar.ops.random_ops import is_random_operator
 from autopar.tracing.contents.deferred import Deferred
 from autopar.tracing.targets import RANDOM, methods
 
-LIMIT = 1 << 20
+LIMIT = 1 << 20  # elements of a value that is kept
 
 
 @dataclass(frozen=True)
 class Known:
-    """An example input whose contents the trace may read; each reading is checked again at run time."""
+    """An example input whose contents the trace may read; each reading is checked at run time."""
 
     tensor: torch.Tensor
 
@@ -38,17 +38,17 @@ def known(tensor: torch.Tensor) -> Known:
 
 
 class KnownValues:
-    """Real values by data-free tensor."""
+    """Real values of data-free tensors."""
 
     def __init__(self) -> None:
         self.values: dict[int, torch.Tensor] = {}
         self.deferred = Deferred()
-        self._apart: dict[int, int] = {}  # cut from deferred ones, real storage of their own: version that they are of
+        self._apart: dict[int, int] = {}  # by id: version of values cut from deferred ones, in own storage
         self.guarded: set[int] = set()  # tensors computed from a known input
-        self.random: dict[int, int] = {}  # uniform random numbers and comparisons of them -> version when drawn
-        self._ranges: dict[int, tuple[int, float, float]] = {}  # of uniform numbers: version when drawn, bounds
+        self.random: dict[int, int] = {}  # by id: version of uniform random numbers, and comparisons of these
+        self._ranges: dict[int, tuple[int, float, float]] = {}  # of uniform numbers: version, bounds
         self._nodes: dict[int, fx.Node] = {}
-        self._state: set[int] = set()  # storages of buffers' values
+        self._state: set[int] = set()  # storages of the values of buffers
         self._from_input = False
 
     def put(
@@ -61,12 +61,13 @@ class KnownValues:
         is_state: bool = False,
         is_kept: bool = False,
     ) -> None:
-        """`real` is the value of a data-free tensor that `node` made.
+        """Set the real value of a data-free tensor that `node` made.
 
-        `is_state`: of a buffer, known until written; `is_kept`: of another tensor that stays from call to call, too.
+        `is_state`: it belongs to a buffer, and is known until written; `is_kept`: likewise another tensor that persists
+        between calls.
         """
         if real.numel() > LIMIT:
-            if from_input:  # somebody has marked it
+            if from_input:  # the user marked it as known
                 self.guarded.add(id(tensor))
                 self.deferred.put(tensor, lambda: real, [real])
             return
@@ -84,7 +85,7 @@ class KnownValues:
         return all(id(t) in self.values and self._holds(t) for t in tensors)
 
     def can_tell(self, tensors: Sequence[torch.Tensor], written: Sequence[int] = ()) -> bool:
-        """Whether the values are known or can be computed, or could before some of them were `written` just now."""
+        """Whether the values are known or can be computed, or could before those in `written` were written."""
         return all(
             self._holds(t, i in written) if id(t) in self.values else self.deferred.knows(t)
             for i, t in enumerate(tensors)
@@ -93,12 +94,12 @@ class KnownValues:
     def run(
         self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: Any, written: list[int]
     ) -> Any:
-        """`func` on real values; None where one is unknown, the function is random, or the result is large."""
+        """`func` on real values; None where a value is unknown, the function is random, or the result is large."""
         self._from_input = False
         tensors = tensors[:1] if func in AS_ANOTHER else tensors
         if not tensors and result is not None and not isinstance(result, (torch.Tensor, tuple, list)):
             return None
-        counts = any(self._is_state(tensors[i]) for i in written)  # what a step writes, the next one finds changed
+        counts = any(self._is_state(tensors[i]) for i in written)  # the next step finds it changed
         if func in RANDOM or is_random_operator(func) or counts or not self.can_tell(tensors, written):
             for i in written:
                 self._forget(tensors[i])
@@ -134,7 +135,7 @@ class KnownValues:
         return version is None or version == tensor._version - is_written
 
     def _follow(self, tensors: list[torch.Tensor], written: list[int], result: Any) -> None:
-        """What looks into the storage of a value that is kept apart is apart as well."""
+        """Mark results that share storage with a value cut from a deferred one as being such values too."""
         for i in written:
             if id(tensors[i]) in self._apart:
                 self._apart[id(tensors[i])] = tensors[i]._version
@@ -144,7 +145,7 @@ class KnownValues:
                 self._apart[id(made)] = made._version
 
     def drawn(self, func: Any, args: Any, result: Any) -> Any:
-        """The value of `rand() < p` where p leaves no doubt (a drop probability of 0); None where it is open."""
+        """The value of `rand() < p` where p leaves no doubt (a drop probability of 0); None otherwise."""
         if func in _UNIFORM and isinstance(result, torch.Tensor):
             self.random[id(result)] = result._version
             low, high = [*args[1:3], *_UNIT[len(args[1:3]) :]] if func is torch.Tensor.uniform_ else _UNIT
@@ -158,24 +159,25 @@ class KnownValues:
         is_open = type(bound) not in (int, float) or low < bound < high
         if version != args[0]._version or is_open or result.numel() > LIMIT:
             return None
-        # It lies in [low, high): every number there compares alike with a bound outside, and with high. Of those with
-        # low, all but low itself, which one of 2^24 draws is: `rand(1) > p` asks of a chance of 0 like `rand(1) >= p`.
+        # A draw lies in [low, high), so comparisons with a bound outside, or with high, have a certain result. With
+        # low as the bound, only a draw of exactly low (one of 2^24) differs: for a single number that is ignored, so
+        # that `rand(1) > p` is treated like `rand(1) >= p` for a probability of 0.
         at_low, answer = map(bool, func(torch.tensor([low, (low + high) / 2]), bound))
         return torch.full(result.shape, answer) if at_low == answer or result.numel() == 1 else None
 
     def whole_part(self, tensor: torch.Tensor) -> int | None:
-        """What `int` makes of a random number where its bounds leave no doubt: `int(uniform_(0, 1))` is 0."""
+        """`int()` of a random number where its bounds leave no doubt: `int(uniform_(0, 1))` is 0."""
         version, low, high = self._ranges.get(id(tensor), _NO_RANGE)
         certain = version == tensor._version and low >= 0 and math.floor(low) == math.ceil(high) - 1
         return math.floor(low) if certain else None
 
     def filled(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """The value of `ones_like(x)` and the like, for which it does not matter what is in x; None for others."""
+        """The value of `ones_like(x)` and similar calls, which does not depend on x's contents; None for others."""
         if func not in FILLING or any(isinstance(v, torch.Tensor) for v in (*args[1:], *kwargs.values())):
             return None
         shape, strides, dtype = args[0].shape, args[0].stride(), args[0].dtype
 
-        def fill() -> Any:  # the like of a transposed tensor is one, too
+        def fill() -> Any:  # with the strides of x, as `ones_like` of a transposed tensor is transposed
             return func(torch.empty_strided(shape, strides, dtype=dtype), *self._real(args[1:]), **self._real(kwargs))
 
         if result.numel() > (LIMIT >> 4 if result.is_floating_point() else LIMIT):
@@ -184,12 +186,13 @@ class KnownValues:
         return fill()
 
     def answer(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
-        """The answer to a question about known tensors, and whether it was read from a known input."""
+        """The answer to a question about known tensors, and whether it depends on a known input."""
         with torch.no_grad():
             found = func(*self._real(args), **self._real(kwargs))
         return found, any(id(t) in self.guarded for t in tensors)
 
     def _real(self, value: Any) -> Any:
+        """Arguments with real values in place of data-free tensors, and the CPU in place of other devices."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self.values and self.deferred.knows(value):
                 return self.deferred.value(value)
@@ -217,25 +220,25 @@ class KnownValues:
         return real is not None and real.untyped_storage()._cdata in self._state
 
     def _unmark(self, tensor: torch.Tensor) -> None:
-        """Its storage is written: what nodes say of it is no longer true of their own moment."""
+        """Remove KNOWN from all aliases' nodes: the storage is written, and no longer holds their results."""
         for key in self._aliases(tensor):
             self._nodes[key].meta.pop(KNOWN, None)
 
     def _forget(self, tensor: torch.Tensor) -> None:
-        """Something unknown is written into a known tensor: every alias is unknown from now on."""
+        """Something unknown is written into a known tensor: all its aliases become unknown."""
         self._unmark(tensor)
         for key in self._aliases(tensor):
             del self.values[key]
 
 
 AS_ANOTHER = {f: name for name in ("expand", "view", "reshape") for f in methods(f"{name}_as")}
-"""Functions that only ask for the shape of their second argument, by the names of those that are given it."""
+"""Functions that use only the shape of their second argument; with the name of the function that takes a shape."""
 _UNIT = (0.0, 1.0)
-_NO_RANGE = (-1, 0.0, 0.0)
+_NO_RANGE = (-1, 0.0, 0.0)  # for tensors without one: no tensor has version -1
 _UNIFORM = methods("rand", "rand_like", "uniform_")
 _COMPARISONS = methods("lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__")
 FILLING = methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
-MADE_KNOWN = _UNIFORM | _COMPARISONS | FILLING  # of these something may be known though nothing is of their arguments
+MADE_KNOWN = _UNIFORM | _COMPARISONS | FILLING  # their results may be known although their arguments are not
 _CPU = torch.device("cpu")
 
 

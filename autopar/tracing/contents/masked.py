@@ -1,8 +1,8 @@
-"""Indexing that has no kernel without data: by a mask, and by an integer that is a tensor without dims.
+"""Indexing without a data-free kernel: by a mask, and by an integer tensor without dims.
 
-How many elements a mask picks depends on data. Where the mask is known, its indices are, and stand in for it in the
-data-free run of `x[mask]` and `x[mask] = y`; a leaf's trial run guesses how many there are. Which element a tensor
-without dims picks does not show in any shape: 0 stands in for it.
+How many elements a mask picks depends on data. If the mask is known, data-free indices of the right number replace it
+in the data-free run of `x[mask]` and `x[mask] = y`; in a leaf's trial run their number is a guess. Which element a 0-d
+tensor picks does not affect any shape: 0 replaces it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def indexed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Masks of bytes are masks, as torch still has it; its data-free kernels do not take them."""
+    """Index; uint8 masks, which torch still accepts but its data-free kernels do not, are converted to bool."""
     given = args[1] if len(args) > 1 else None
     parts = given if type(given) is tuple else (given,)
     if any(isinstance(one, Tensor) and one.dtype == torch.uint8 and one.ndim for one in parts):
@@ -35,12 +35,12 @@ def indexed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def masks_in(args: tuple[Any, ...]) -> list[Tensor]:
-    """The masks in an index: `args` are those of `__getitem__` or `__setitem__`."""
+    """The masks in the index of a call; `args` are those of `__getitem__` or `__setitem__`."""
     return [part for part in _parts(args[1]) if _is_mask(part)]
 
 
 def with_indices(args: tuple[Any, ...], count: Callable[[Tensor], int]) -> tuple[Any, ...]:
-    """The same call with `count(mask)` data-free indices a dim in place of each mask."""
+    """The same call with each mask replaced by data-free indices: one tensor of `count(mask)` indices for each dim."""
     parts: list[Any] = []
     for part in _parts(args[1]):
         if _is_mask(part):
@@ -51,12 +51,12 @@ def with_indices(args: tuple[Any, ...], count: Callable[[Tensor], int]) -> tuple
 
 
 def single_indices(args: tuple[Any, ...]) -> list[Tensor]:
-    """The integers in an index that are tensors without dims: `self.queue[self.step % 4] = x`."""
+    """The integer tensors without dims in an index: `self.queue[self.step % 4] = x`."""
     return [part for part in _parts(args[1]) if _is_single(part)]
 
 
 def at_zero(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same call with 0 in place of each of them, which torch reads alike: both leave a view without the dim."""
+    """The same call with 0 in place of each such tensor; torch treats both alike, as a view without the dim."""
     parts = tuple(0 if _is_single(part) else part for part in _parts(args[1]))
     return (args[0], parts, *args[2:])
 

@@ -1,7 +1,7 @@
-"""Clamps for activations that overflowed: where they change finite values nowhere, the graph holds them always.
+"""Clamps of overflowed activations: those that change no finite value can be in the graph unconditionally.
 
-`if not torch.isfinite(x).all(): x = x.clamp(-most, most)`, with `most` at the edge of what x's dtype can hold, does to
-finite values what no clamp does, also backward. So the graph with the clamp is right whatever the check finds.
+`if not torch.isfinite(x).all(): x = x.clamp(-most, most)`, with `most` at the limit of x's dtype, leaves finite values
+and their gradients as they are. So the graph with the clamp is valid whatever the check finds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from autopar.tracing.targets import methods
 
 _CLAMPS = methods("clamp", "clip")
 _NAMES = {"clamp", "clip"}
-_EDGE = 0.98  # of the largest number: half precision's, less 1000, is 0.985 of it
+_EDGE = 0.98  # as a fraction of the largest number; models clamp fp16 to its maximum minus 1000, which is 0.985 of it
 
 
 def differs_by_mends(mended: fx.Graph, plain: fx.Graph) -> bool:
-    """Whether a graph is another one with such clamps put in, and nothing else."""
+    """Whether a graph equals another one with only such clamps inserted."""
     remaining = iter(plain.nodes)
     expected = next(remaining, None)
     image: dict[fx.Node, fx.Node] = {}
@@ -43,6 +43,7 @@ def _are_alike(node: fx.Node, other: fx.Node, image: dict[fx.Node, fx.Node]) -> 
 
 
 def _clamps_at_the_edge(node: fx.Node) -> bool:
+    """Whether a node is a clamp whose bounds are at the limits of its dtype."""
     value: Any = node.meta.get(VAL)
     is_clamp = node.target in (_NAMES if node.op == "call_method" else _CLAMPS)
     if not is_clamp or len(node.all_input_nodes) != 1 or not isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Functions that are given numbers read from unknown data: these are tensors to the graph."""
+"""Functions that are given numbers read from unknown data: in the graph, tensors replace these numbers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 _MAKERS = {torch.tensor, torch.as_tensor, torch.scalar_tensor}
-_FULL: dict[Any, tuple[Any, int]] = {  # of these, what makes as many zeros, and the place of the number
+_FULL: dict[Any, tuple[Any, int]] = {  # by function: the one that makes as many zeros, and the position of the number
     torch.full: (torch.zeros, 1),
     torch.full_like: (torch.zeros_like, 1),
     torch.Tensor.new_full: (torch.Tensor.new_zeros, 2),
 }
-_SCALING = ("alpha", "value")  # keywords that are a number alone, which multiplies the second operand
+_SCALING = ("alpha", "value")  # keywords that only take numbers, by which the second operand is multiplied
 _SCALED = {"add", "sub", "subtract", "iadd", "isub", "addcmul", "addcdiv"}
 
 
 def of_tensors(
     recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seen: Arguments
 ) -> Any:
-    """What a function of numbers that are not known makes, given them as tensors, with the dtype that numbers lead to;
-    NotImplemented where it takes no tensors in their place."""
+    """The result of a function of unknown numbers, which are passed as tensors, in the dtype that numbers would give.
+
+    NotImplemented where the function accepts no tensors in their place.
+    """
     if func in _MAKERS and args and isinstance(args[0], UnknownNumber):
         own = torch.get_default_dtype() if args[0].kind is float else DTYPES[args[0].kind]
         with recorder.on():
@@ -50,7 +52,7 @@ def of_tensors(
     def given(one: UnknownNumber) -> torch.Tensor:
         if dtype is None or not dtype.is_floating_point or any(t.is_floating_point() for t in seen.tensors):
             return one.tensor
-        return recorder.record(torch.Tensor.to, one.tensor, dtype)  # beside whole numbers none is of double precision
+        return recorder.record(torch.Tensor.to, one.tensor, dtype)  # beside integer tensors: not float64
 
     try:
         if not writes_its_first(func):
@@ -59,13 +61,13 @@ def of_tensors(
         args, kwargs = _bounds(recorder, plain_name(func), args, kwargs)
         args, kwargs = pytree.tree_map_only(UnknownNumber, given, (args, kwargs))
         made = recorder.record(func, *args, **kwargs)
-    except TypeError:  # of an op that takes a number alone
+    except TypeError:  # the op accepts only a number
         return NotImplemented
     return made if dtype is None or made.dtype == dtype else recorder.record(torch.Tensor.to, made, dtype)
 
 
 def _multiplied(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The call in which what a number of a keyword multiplies is multiplied before."""
+    """The call with an unknown `alpha` or `value` multiplied into the second operand beforehand."""
     scale = next((key for key in _SCALING if isinstance(kwargs.get(key), UnknownNumber)), None)
     if scale is None or len(args) < 2 or plain_name(func) not in _SCALED:
         return NotImplemented
@@ -75,7 +77,7 @@ def _multiplied(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs:
 
 
 def _bounds(recorder: Recorder, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Both bounds of `clamp` are tensors if one is."""
+    """The arguments of `clamp` with both bounds as tensors, which torch requires if one is."""
     if name not in ("clamp", "clip"):
         return args, kwargs
 
@@ -86,6 +88,7 @@ def _bounds(recorder: Recorder, name: str, args: Any, kwargs: Any) -> tuple[Any,
 
 
 def _filled(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """`torch.full` and the like with an unknown number: zeros that are filled with the number's tensor."""
     zeros, place = _FULL[func]
     number = args[place] if len(args) > place else kwargs.get("fill_value")
     if not isinstance(number, UnknownNumber) or has_unknown(args[:place]):

@@ -15,7 +15,7 @@ _FUNCTIONS = ("sqrt", "log", "log2", "log10", "exp", "pow", "ceil", "floor", "tr
 
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
-    """While inside, the functions of `math` that models use on sizes return traced numbers for traced numbers."""
+    """While inside, the `math` functions that models use on sizes return traced numbers for traced numbers."""
     with attributes_set(math, **{name: _following(getattr(math, name)) for name in _FUNCTIONS}):
         yield
 

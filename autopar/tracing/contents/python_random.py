@@ -1,4 +1,4 @@
-"""Numbers that a forward draws from Python's or numpy's global generator: a graph would hold them fixed."""
+"""Numbers that a forward draws from Python's or numpy's global generator; a graph would keep them constant."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from autopar.tracing import places
 from autopar.tracing.errors import DrawError
 from autopar.tracing.patching import attributes_set
 
-_GENERATED = "<@"  # how their files are called: "<@beartype(Model.forward) at 0x...>"
-_SHARES = {("random",), ("rand",), ("random_sample",), ("uniform",), ("uniform", 0, 1)}  # what draws from 0 to 1
+_GENERATED = "<@"  # prefix of the file names of generated code: "<@beartype(Model.forward) at 0x...>"
+_SHARES = {("random",), ("rand",), ("random_sample",), ("uniform",), ("uniform", 0, 1)}  # calls that draw from [0, 1)
 _STATES = ("seed", "getstate", "setstate", "get_state", "set_state")
 
 
 @contextlib.contextmanager
 def draws_refused(model: nn.Module) -> Iterator[None]:
-    """Inside, a draw by the user's own code is a DrawError with its line.
+    """While inside, a draw by the user's own code raises a DrawError with its line.
 
-    Not by installed packages: they draw, for layers to drop, also where the share of these is zero (see `_Share`). Nor
-    by code that a decorator generates to check types, which draws the element of a list to look at. Functions are found
-    where the files of the model have them (`from random import random`) too, and where a generated function keeps them;
-    what others draw shows in the generators.
+    Installed packages may draw: they do so for layer drop even if its probability is zero (see `_Share`). So may code
+    that a decorator generates to check types, which picks a list element to look at. Drawing functions are also
+    replaced where the model's files import them (`from random import random`) and where generated functions keep them.
+    Any other draw shows in the states of the generators afterwards.
     """
     expected = [_states()]
 
@@ -60,7 +60,7 @@ def draws_refused(model: nn.Module) -> Iterator[None]:
 
 
 class _Share(float):
-    """A number between 0 and 1 that a library draws. Compared with 0 or 1, which leave no choice, it answers."""
+    """A number in [0, 1) that a library drew. It can be compared with 0 or 1, for which the result is certain."""
 
     def _is_above(self, other: float) -> bool:
         if 0 < other < 1:
@@ -91,25 +91,25 @@ def _generators() -> list[ModuleType]:
 
 
 def _draws(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The methods of the module's hidden generator, which stand in it as functions."""
+    """The methods of the module's hidden generator object, which the module exports as functions."""
     hidden = random._inst if module is random else sys.modules["numpy.random.mtrand"]._rand
     return {k: v for k, v in vars(module).items() if getattr(v, "__self__", None) is hidden and k not in _STATES}
 
 
 def _files_of(model: nn.Module) -> list[ModuleType]:
-    """The files in which modules of the model are defined."""
+    """The Python modules that define the model's classes."""
     found = [sys.modules.get(name) for name in dict.fromkeys(type(m).__module__ for m in model.modules())]
     return [file for file in found if file is not None]
 
 
 def _generated(model: nn.Module) -> list[FunctionType]:
-    """The functions that decorators generated around the methods of the model's classes, and around one another."""
+    """The functions that decorators generated around methods of the model's classes, also around one another."""
     classes = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
     waiting = [value for kind in classes for value in vars(kind).values() if isinstance(value, FunctionType)]
     seen = dict.fromkeys(waiting)
     while waiting:
         for cell in waiting.pop().__closure__ or ():
-            with contextlib.suppress(ValueError):  # a variable that is not set yet, or no longer
+            with contextlib.suppress(ValueError):  # an empty closure cell
                 if isinstance(inner := cell.cell_contents, FunctionType) and inner not in seen:
                     seen[inner] = None
                     waiting.append(inner)

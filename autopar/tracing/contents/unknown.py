@@ -1,7 +1,7 @@
 """Numbers read from unknown data: `x.sum().item()` while tracing.
 
-They can be computed with, compared, and used where an op takes a number; each step is a node. What Python must
-know at once (a branch, a list index) is refused, unless `torch._check` has told enough.
+They can be used in arithmetic and comparisons, and where an op takes a number; each step is a node. Where Python needs
+the value at once (a branch, a list index) it is refused, unless `torch._check` has told enough.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}
+# Torch functions for Python's, where these do not accept tensors.
 _FUNCTIONS: dict[Any, Any] = {
     operator.not_: torch.logical_not,
     operator.floordiv: torch.floor_divide,
@@ -33,27 +34,27 @@ _FUNCTIONS: dict[Any, Any] = {
 for _takes in (max, min):
     _FUNCTIONS[_takes] = lambda a, b, way=_takes.__name__: torch.where(b > a if way == "max" else b < a, b, a)
 _OF_BOOLS = (operator.and_, operator.or_, operator.xor, operator.not_)
-_STAND_IN = {int: 1, float: 1.0, bool: True}  # what meta kernels are given: only its type matters
+_STAND_IN = {int: 1, float: 1.0, bool: True}  # what meta kernels get: only the type matters
 
 
 class UnknownNumber:
-    """An int or float that is not known while tracing. `positive`, `nonzero`: what `torch._check` has told of it."""
+    """An int or float that is unknown while tracing. `positive`, `nonzero`: facts learned from `torch._check`."""
 
     def __init__(self, recorder: Recorder, node: fx.Node, kind: type) -> None:
         self.recorder, self.node, self.kind = recorder, node, kind
-        self.whole: int | None = None  # what int() gives, where that is known
+        self.whole: int | None = None  # the result of int(), if known
         self.positive = False
         self.nonzero = False
         self._tensor: torch.Tensor | None = None
         self._made_of: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
 
     def read(self, tensor: torch.Tensor) -> None:
-        """Note what it is read of: a tensor of one element."""
+        """Note the one-element tensor that the number is read from."""
         self._tensor = tensor.detach().reshape(()).to(DTYPES[self.kind])
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The number as a tensor without dims (int64, float64 or bool), for a graph in which nobody reads numbers."""
+        """The number as a 0-d tensor (int64, float64 or bool), computed in the graph without `.item()`."""
         if self._tensor is None:
             assert self._made_of is not None
             function, operands = self._made_of
@@ -63,7 +64,7 @@ class UnknownNumber:
         return self._tensor
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # `isinstance(n, float)` is to be true
+    def __class__(self) -> Any:  # so that the user's `isinstance(n, float)` is true
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         return type(self) if caller.partition(".")[0] == "autopar" else self.kind
 
@@ -86,6 +87,7 @@ class UnknownNumber:
         return number
 
     def _compare(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
+        """A comparison: an unknown truth value, or a plain one if `torch._check` has told enough."""
         if not isinstance(other, (int, float, UnknownNumber)):
             return NotImplemented
         if type(other) in (int, float) and other <= 0:
@@ -127,7 +129,7 @@ class UnknownNumber:
         return self._refuse() if digits is not None else self._made(round, self, kind=int)
 
     def extreme(self, function: Callable[..., Any], a: Any, b: Any) -> Any:
-        """What Python's `max` or `min` takes of two numbers, this one among them."""
+        """The result of Python's `max` or `min` of two numbers, one of which is this one."""
         made = self._made(function, a, b, kind=float if _is_float((a, b)) else int)
         if function.__name__ == "max" and any(type(one) in (int, float) and one > 0 for one in (a, b)):
             made.positive = made.nonzero = True
@@ -139,7 +141,7 @@ class UnknownNumber:
     def __rdivmod__(self, other: Any) -> Any:
         return other // self, other % self
 
-    def __format__(self, how: str) -> str:  # what forward prints while it is traced
+    def __format__(self, how: str) -> str:  # forward may print it while it is traced
         return repr(self)
 
     def _refuse(self) -> Any:
@@ -167,8 +169,8 @@ def _arithmetic(function: Callable[..., Any], reflected: bool) -> Callable[..., 
         theirs = other.stand_in if isinstance(other, UnknownNumber) else other
         operands = (other, self) if reflected else (self, other)
         if function is operator.pow and isinstance(operands[1], UnknownNumber) and not _is_float(operands):
-            return self._refuse()  # a whole number or a fraction, as the exponent is negative or not
-        kind = float if isinstance(function(self.stand_in, theirs or 1), float) else int  # of a traced size, too
+            return self._refuse()  # int or float, by the exponent's sign
+        kind = float if isinstance(function(self.stand_in, theirs or 1), float) else int  # it may be traced
         return self._made(function, *operands, kind=kind)
 
     return compute
@@ -180,7 +182,7 @@ def _is_float(operands: tuple[Any, ...]) -> bool:
 
 
 def _as_python_has_it(one: Any, function: Callable[..., Any], operands: tuple[Any, ...], kind: type) -> Any:
-    """An operand of a function, in which Python takes True for 1, and whole numbers beside others for those."""
+    """An operand converted as Python does: bools are integers in arithmetic, and integers beside floats are floats."""
     if not isinstance(one, UnknownNumber):
         return one
     if kind is float or _is_float(operands):
@@ -205,13 +207,13 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
 
 
 class UnknownBool(UnknownNumber):
-    """A truth value that is not known; `meaning`: the comparison it is, for `torch._check`."""
+    """An unknown truth value; `meaning`: the comparison that it is the result of, for `torch._check`."""
 
     meaning: tuple[Any, ...] | None = None
 
     def __bool__(self) -> bool:
         wanted = asserted()
-        if wanted is not None:  # believed, as `torch._check` is
+        if wanted is not None:  # an assertion is assumed to hold, like `torch._check`
             return wanted
         return bool(self._refuse())
 
@@ -233,7 +235,7 @@ class UnknownBool(UnknownNumber):
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
-    def __invert__(self) -> Any:  # `not` asks
+    def __invert__(self) -> Any:  # `not` would need the value
         return self._made(operator.not_, self, kind=bool)
 
     __hash__ = object.__hash__
@@ -245,8 +247,8 @@ def _is_bool(other: Any) -> bool:
 
 @contextlib.contextmanager
 def checks_noted(recorder: Recorder) -> Iterator[None]:
-    """While inside, `torch._check` of an unknown comparison is believed and remembered."""
-    original = torch._check_with  # what every form of `torch._check` ends in
+    """While inside, `torch._check` of an unknown comparison is assumed to hold, and what it tells is noted."""
+    original = torch._check_with  # all forms of `torch._check` call it
 
     def check(error_type: Any, condition: Any, message: Any = None) -> None:
         if isinstance(condition, UnknownNumber):
@@ -259,6 +261,7 @@ def checks_noted(recorder: Recorder) -> Iterator[None]:
 
 
 def _believe(condition: UnknownNumber) -> None:
+    """Note what a comparison that is assumed to hold tells about its number."""
     meaning = getattr(condition, "meaning", None)
     if meaning is None:
         return
@@ -272,12 +275,12 @@ def _believe(condition: UnknownNumber) -> None:
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """A number as a tensor, known or not."""
+    """A number as a tensor, whether known or not."""
     if isinstance(value, UnknownNumber):
         value = value.recorder.record(torch.tensor, value)
     return torch.as_tensor(value)
 
 
 def has_unknown(value: Any) -> bool:
-    """Whether there are such numbers among arguments."""
+    """Whether there are unknown numbers among arguments."""
     return any(isinstance(leaf, UnknownNumber) for leaf in pytree.tree_leaves(value))

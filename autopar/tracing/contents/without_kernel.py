@@ -1,9 +1,9 @@
-"""Ops that data-free tensors cannot compute, because a shape lies in a tensor's contents.
+"""Ops that cannot run on data-free tensors, because a shape depends on a tensor's contents.
 
-Where those contents are known there is a way: the op runs on real values; the indices that a known mask picks stand in
-for it; a size that is a known tensor (`x.view(t, -1)` with t from a grid of patches, `repeat_interleave(x, times)`)
-is read, and guarded like any other reading, and the call is made again with the number. A custom operator whose
-data-free kernel reads data is tried out.
+Where these contents are known there are several ways. The op runs on real values; data-free indices replace a known
+mask; or a size that is a known tensor (`x.view(t, -1)` with t from a grid of patches, `repeat_interleave(x, times)`) is
+read, with a guard, and the call repeated with the number. A custom operator whose data-free kernel reads data gets a
+trial run.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 _NO_SIZES = {torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 _REPEATING = methods("repeat_interleave")
-_ASKED_FOR_A_NUMBER = "Tensor.item()"  # in torch's message
+_ASKED_FOR_A_NUMBER = "Tensor.item()"  # part of torch's message
 
 
 class Again(Exception):
-    """The call is to be made with these arguments: the sizes among them are numbers now."""
+    """Repeat the call with these arguments, in which sizes are numbers now."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def run_without_kernel(
     known = recorder.known
     if func in masked.INDEXING and _is_open(recorder, masked.single_indices(args)):
         return func(*seen.data_free(masked.at_zero(args))), None
-    if _ASKED_FOR_A_NUMBER in str(error):  # of a tensor that stands for a number
+    if _ASKED_FOR_A_NUMBER in str(error):  # a tensor was passed where a number is needed
         _again_with_numbers(recorder, args, kwargs)
     real = None if seen.unknown else known.run(func, args, kwargs, seen.tensors, None, [])
     if real is not None:
@@ -79,14 +79,14 @@ def run_without_kernel(
 
 
 def _again_with_numbers(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise Again where some of the arguments are known whole numbers."""
+    """Raise Again if some of the arguments are known integer tensors."""
     numbers = as_numbers(recorder, (args, kwargs))
     if any(a is not b for a, b in zip(pytree.tree_leaves(numbers), pytree.tree_leaves((args, kwargs)), strict=True)):
         raise Again(*numbers)
 
 
 def as_numbers(recorder: Recorder, value: Any) -> Any:
-    """Arguments with a number for each known whole number among them that is a tensor; the others stay themselves."""
+    """Arguments with known 0-d integer tensors replaced by numbers; all others remain the same objects."""
 
     def number(value: Any) -> Any:
         if isinstance(value, slice):
@@ -101,18 +101,18 @@ def as_numbers(recorder: Recorder, value: Any) -> Any:
 
 
 def _is_open(recorder: Recorder, indices: list[Tensor]) -> bool:
-    """Whether some of them are not constants: the graph indexes by the tensor, whatever it holds at the next call."""
+    """Whether some indices are no constants: the graph then indexes by the tensor, whatever its value at run time."""
     known = recorder.known
     return any(id(index) in known.guarded or not known.knows([index]) for index in indices)
 
 
 def _picked(recorder: Recorder, mask: Tensor) -> int:
-    """How many elements a known mask picks; asked, so that a mask which comes from an input is guarded."""
+    """How many elements a known mask picks. It is read by `ask`, which sets a guard if the mask depends on an input."""
     return int(ask(recorder, Tensor.item, (recorder.record(torch.count_nonzero, mask),), {}))
 
 
 def _with_output_size(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """The keywords of `repeat_interleave` with the length of its result, where the repeats are known."""
+    """The keywords of `repeat_interleave` with `output_size` added, where the repeats are known."""
     if func not in _REPEATING or kwargs.get("output_size") is not None:
         return None
     repeats = args[1] if len(args) > 1 else kwargs.get("repeats")

@@ -1,1 +1,1 @@
-"""Leaves: what becomes one node of the graph and is not looked into, and what such a node reads, writes and returns."""
+"""Leaves: code that becomes one node of the graph and is not traced; and what such a node reads, writes and returns."""

@@ -1,10 +1,10 @@
-"""Functions that `torch.compile` decorates: one node a call, where its arguments are all it reads.
+"""Functions decorated with `torch.compile`: each call is one node, if the function reads only its arguments.
 
-The decorator's wrapper asks the stance before each call, and tells us there which function it holds. Inside a
-trace nothing is compiled; the node's target compiles, with the user's options, when the graph runs. A function
-that also reads parameters, writes into its arguments, or asks for data is looked into instead, as is a
-compiled module: what it reads must be seen. So is one that makes a number of tensors, a loss: whole, it would want
-all logits on every rank, and what it is made of can be split.
+The decorator's wrapper asks for the stance before each call; there we learn which function it holds. Nothing is
+compiled during a trace; the node's target compiles, with the user's options, when the graph runs. The function's body
+is traced instead if it reads parameters, writes into its arguments, or asks for data, as is a compiled module's. So is
+that of a function that returns a 0-d tensor, a loss: as one op it would need all logits on every rank, while the ops it
+consists of can be sharded.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class CompiledFunction:
     def __init__(self, function: FunctionType, compiler: Callable[[Any], Callable[..., Any]]) -> None:
         self.function, self.compiler = function, compiler
         self._compiled: Callable[..., Any] | None = None
-        self.__name__ = function.__name__.strip("<>")  # fx writes code with it: "<lambda>" is none
+        self.__name__ = function.__name__.strip("<>")  # fx writes code with this name: "<lambda>" is no identifier
         self.__qualname__ = function.__qualname__
         self.__module__ = function.__module__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if any(t.device.type == "meta" for t in _tensors((args, kwargs))):
-            return self.function(*args, **kwargs)  # measuring on data-free tensors: there is nothing to compile
+            return self.function(*args, **kwargs)  # a data-free run: nothing to compile
         if self._compiled is None:
             self._compiled = self.compiler(self.function)
         return self._compiled(*args, **kwargs)
@@ -78,24 +78,25 @@ def compiled_functions(recorder: Recorder) -> Iterator[None]:
 
 
 def _recorded(recorder: Recorder, function: FunctionType, compiler: Any) -> Callable[..., Any]:
+    """The replacement of a compiled function: it records one node, or traces the body where that is not possible."""
     run, target = original(function), CompiledFunction(function, compiler)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = _tensors((args, kwargs))
-        is_known = recorder.known.knows(tensors)  # as it is without tensors: masks, whose values decide branches
+        is_known = recorder.known.knows(tensors)  # true without tensors: masks, which decide branches
         if not recorder.is_recording() or is_known or torch._C._is_any_autocast_enabled():
             return run(*args, **kwargs)
         try:
             return recorder.record_call(target, lambda *a, **k: _alone(run, a, k), args, kwargs)
-        except Exception:  # what the body does wrong is told, with its place, where it is looked into
+        except Exception:  # tracing the body reports the error with its place
             return run(*args, **kwargs)
 
     return call
 
 
 def _alone(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """`run(*args, **kwargs)`; _NotAlone where it reads other tensors than its arguments, writes into those, or makes a
-    number of them."""
+    """`run(*args, **kwargs)`; raises _NotAlone if it reads tensors other than its arguments, writes into these, or
+    reduces them to a 0-d tensor."""
     tensors = _tensors((args, kwargs))
     versions = [t._version for t in tensors]
     with _OwnTensors(tensors):
@@ -108,15 +109,15 @@ def _alone(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 class _NotAlone(Exception):
-    """A function touches more than its arguments, or is better looked into."""
+    """A function uses more than its arguments, or had better be traced."""
 
 
 class _OwnTensors(TorchFunctionMode):
-    """Raises _NotAlone at a tensor that is none of these, and was not made inside."""
+    """Raises _NotAlone at a tensor that is neither one of these nor made inside."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
-        self.own = {id(t): t for t in tensors}  # alive, so that no identity is used twice
+        self.own = {id(t): t for t in tensors}  # kept alive, so that no id is reused
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(id(t) not in self.own for t in _tensors((args, kwargs or {}))):

@@ -1,7 +1,7 @@
 """`torch.cond` and `scan`: one node each, whose bodies are graphs of their own.
 
-A body is recorded on fresh tensors by a recorder of its own. What it reads from around it (parameters, tensors
-it closes over) becomes a further operand.
+A body is recorded on fresh tensors by its own recorder. Tensors that it reads from outside (parameters, captured
+tensors) become further operands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 
 
 class Body(Recorder):
-    """Records a function called by a control-flow operator; `lifted`: nodes around it that it reads, in order."""
+    """Records a function called by a control-flow operator; `lifted`: nodes outside that it reads, in order."""
 
     def __init__(self, outer: Recorder) -> None:
         super().__init__(
@@ -45,6 +45,7 @@ class Body(Recorder):
         self.result: Any = None
 
     def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node of a tensor; one from outside becomes a lifted input."""
         node = self.nodes.get(id(tensor))
         if node is not None:
             return node
@@ -76,7 +77,7 @@ class Body(Recorder):
         self.graph.output(flat)
 
     def module(self, lifted: Sequence[fx.Node]) -> fx.GraphModule:
-        """The body with these lifted nodes as its last inputs."""
+        """The body as a module, with these lifted nodes as its last inputs."""
         graph, made = fx.Graph(), {}
         for node in self.inputs:
             made[node] = graph.node_copy(node)
@@ -130,7 +131,7 @@ def _current(recorder: Recorder) -> Recorder:
 
 
 def record_cond(recorder: Recorder, pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
-    """One node; the bodies take the operands and what either of them reads from around."""
+    """Record a cond as one node; both bodies take the operands and what either of them reads from outside."""
     bodies = [Body(recorder), Body(recorder)]
     for body, function in zip(bodies, (true_fn, false_fn), strict=True):
         body.run(function, operands)
@@ -146,7 +147,7 @@ def record_cond(recorder: Recorder, pred: Any, true_fn: Any, false_fn: Any, oper
 
 
 def record_scan(recorder: Recorder, combine_fn: Any, init: Any, xs: Any, dim: int, reverse: bool) -> Any:
-    """One node: body, carries, inputs, and what the body reads from around."""
+    """Record a scan as one node of the body, carries, inputs, and what the body reads from outside."""
     carries, carry_spec = pytree.tree_flatten(init)
     inputs, input_spec = pytree.tree_flatten(xs)
     with recorder.pausing():
@@ -170,13 +171,13 @@ def record_scan(recorder: Recorder, combine_fn: Any, init: Any, xs: Any, dim: in
         outs = [v.expand(inputs[0].shape[dim], *v.shape).clone() for v in made[len(carries) :]]
         result = (*made[: len(carries)], *outs)
         recorder.register(node, result)
-    # the structure of the outputs is what the body returned; a single carry or output stands for itself
+    # carries and outputs have the structure that the body returned; a single one is not wrapped
     carry = pytree.tree_unflatten(list(result[: len(carries)]), carry_spec)
     return carry, outs[0] if len(outs) == 1 else tuple(outs)
 
 
 def _attach(recorder: Recorder, kind: str, function: Any, body: fx.GraphModule) -> fx.Node:
-    """A `get_attr` node of a new name for a body."""
+    """A `get_attr` node with a new name for a body."""
     short = re.sub(r"\W", "", getattr(function, "__name__", type(function).__name__)) or "fn"
     constants = recorder.attributes.constants
     name = f"_cb_{kind}_{short}_{len(constants)}"

@@ -1,8 +1,8 @@
-"""`torch.autograd.Function`: one opaque node a call, its own backward kept.
+"""`torch.autograd.Function`: each call is one opaque node that keeps its own backward.
 
-The recorder would see only the operations inside `forward`, and a replay would differentiate those. `MyFunction.apply`
-is often bound early, and where it is a method of C (since torch 2.14, `Function.apply` itself) nothing replaces it. But
-it looks `forward` up in the class, by way of the metaclass, and so gets one that is recorded.
+Otherwise the recorder would see only the operations inside `forward`, and a replay would differentiate those.
+`MyFunction.apply` is often bound early, and since torch 2.14 `Function.apply` itself is a C method that cannot be
+replaced. But it looks `forward` up in the class through the metaclass, which returns a recorded version here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CODE = types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial
 
 
 class CustomFunction:
-    """A call of an autograd function as a node's target; the same function gives an equal target.
+    """A call of an autograd function as a node's target; targets of the same function are equal.
 
     `draws`: whether it draws random numbers.
     """
@@ -42,7 +42,7 @@ class CustomFunction:
         self.function = function
         self.__name__ = function.__name__
         self.__qualname__ = function.__qualname__
-        # generated code calls what is in torch by its name, which here is that of the class
+        # generated code calls a target in torch by its name, but here that is the class
         is_torchs = function.__module__.partition(".")[0] == "torch"
         self.__module__ = "torch_functions" if is_torchs else function.__module__
 
@@ -59,11 +59,11 @@ class CustomFunction:
 @contextlib.contextmanager
 def custom_functions(recorder: Recorder) -> Iterator[None]:
     """While inside, `MyFunction.apply(...)` in the user's code is recorded as one node."""
-    called: dict[type, bool] = {}  # functions whose `forward` is what is looked up next, and whether with gradients
+    called: dict[type, bool] = {}  # functions whose `forward` is looked up next: grad mode of the call
 
     def find(cls: Any, name: str) -> Any:
         found = type.__getattribute__(cls, name)
-        if name == "_backward_cls" and recorder.is_recording():  # a call begins, and makes the ctx
+        if name == "_backward_cls" and recorder.is_recording():  # a call begins and creates its ctx
             called[cls] = torch.is_grad_enabled()
         elif name == "forward" and cls in called:
             return partial(_record, recorder, cls, found, called.pop(cls))
@@ -74,15 +74,15 @@ def custom_functions(recorder: Recorder) -> Iterator[None]:
 
 
 def _record(recorder: Recorder, cls: Any, forward: Callable[..., Any], with_grad: bool, *args: Any) -> Any:
-    """What `forward` returns, of a node for the whole call; whoever called gives it the backward."""
-    ctx = args[:1] if args and isinstance(args[0], cls._backward_cls) else ()  # not where `setup_context` is given it
+    """The result of `forward`, registered to a node for the whole call; `apply`, which called it, adds the backward."""
+    ctx = args[:1] if args and isinstance(args[0], cls._backward_cls) else ()  # none with `setup_context`
     target = CustomFunction(cls)
 
     def run(*args: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         versions = [tensor._version for tensor in tensors]
         reads = Reads()
-        with torch.no_grad(), reads.of_modules():  # whoever called adds the history, also to a view of an argument
+        with torch.no_grad(), reads.of_modules():  # `apply` adds the history afterwards, also to a view of an argument
             result = reads.run(_run_data_free, (target, forward, *ctx, *args), {})
             made = pytree.tree_map_only(torch.Tensor, lambda t: with_own_identity(t, tensors), result)
         returned = {id(tensor) for tensor in pytree.tree_leaves(result)}
@@ -103,7 +103,8 @@ def _record(recorder: Recorder, cls: Any, forward: Callable[..., Any], with_grad
 
 
 def _check_reads(recorder: Recorder, target: CustomFunction, args: Sequence[Any], reads: Reads) -> None:
-    """Raise where a call runs the model's own tensors or code that are not the plan's: modules that it is given."""
+    """Raise if a call would use the model's own tensors instead of the plan's: it is given a module or code, or reads
+    tensors that it is not given."""
     leaves = pytree.tree_leaves(args)
     given = {id(leaf) for leaf in leaves}
     codes = (leaf for leaf in leaves if isinstance(leaf, (torch.nn.Module, *_CODE)))
@@ -122,7 +123,7 @@ def _check_reads(recorder: Recorder, target: CustomFunction, args: Sequence[Any]
 
 
 def _run_data_free(target: CustomFunction, forward: Callable[..., Any], *args: Any) -> Any:
-    """The function inside; a tensor that it makes without a device belongs to the others where it must be on theirs."""
+    """Run the function; if devices differ, since it creates a tensor without device, again with meta as default."""
     with Drawing() as drawing:
         try:
             result = forward(*args)

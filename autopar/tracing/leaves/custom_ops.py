@@ -1,8 +1,9 @@
-"""Custom operators whose data-free kernel reads data: what comes out is told by two runs on random data.
+"""Custom operators whose data-free kernel reads data: two runs on random data tell the outputs' shapes.
 
 `torch.library` asks for a fake kernel; that of a Triton kernel which is interpreted on the CPU runs the kernel. Such an
-operator runs twice on other random tensors of the same shapes; where both results look alike, and are no larger than
-a trial may be, their shapes and dtypes are taken. An operator that has no such kernel at all is an error that names it.
+operator runs twice, on different random tensors of the same shapes. If both results have the same look, and the
+operands are small enough for a trial, their shapes and dtypes are used. An operator without a fake kernel is an error
+that names it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from autopar.tracing.leaves.opaque import SMALL
 from autopar.tracing.values import result_like
 
 Tensor = torch.Tensor
-_OF_TORCH = ("aten", "prim", "prims", "quantized", "profiler", "higher_order")
+_OF_TORCH = ("aten", "prim", "prims", "quantized", "profiler", "higher_order")  # namespaces
 
 
 def outputs_of_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Data-free outputs of a custom operator for data-free arguments; None for others, and where a trial fails."""
+    """Data-free outputs of a custom operator for data-free arguments; None for others, or if a trial fails."""
     if not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return None
     name = func._schema.name if isinstance(func, torch._ops.OpOverload) else func._qualified_op_name
@@ -32,7 +33,7 @@ def outputs_of_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         with torch.random.fork_rng(devices=[]):
             first, second = (_run(func, args, kwargs) for _ in range(2))
-    except Exception:  # whatever it is: the operator does not run on these, and the caller says that it has no kernel
+    except Exception:  # the operator does not run on random data; the caller reports the missing kernel
         return None
     looks = [pytree.tree_map_only(Tensor, lambda t: (t.shape, t.stride(), t.dtype), run) for run in (first, second)]
     return pytree.tree_map_only(Tensor, result_like, first) if looks[0] == looks[1] else None

@@ -1,4 +1,4 @@
-"""Whether what becomes one node draws random numbers inside: all ranks that hold the result must draw the same."""
+"""Whether code that becomes one node draws random numbers; ranks that hold its result must draw the same."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_CHANCES = ("dropout_p", "dropout", "p")  # names of arguments: where one is 0, nothing is drawn
+_CHANCES = ("dropout_p", "dropout", "p")  # names of arguments; an op with one that is 0 draws nothing
 
 
 class Drawing(TorchDispatchMode):
-    """While it is entered, `draws` becomes True with the first op whose numbers come from a generator."""
+    """While it is entered, `draws` becomes True at the first op whose numbers come from a generator."""
 
     draws = False
 

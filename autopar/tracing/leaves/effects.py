@@ -1,4 +1,4 @@
-"""What a call does to its arguments beside returning a result, which one op cannot do."""
+"""Effects of a call on its arguments, besides its result; a call that is one op must have none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_DEPTH = 4
+_DEPTH = 4  # levels of containers and objects in arguments that are checked
 
 
 class EffectError(Exception):
@@ -16,7 +16,7 @@ class EffectError(Exception):
 
 
 class Effects:
-    """The arguments of a call before it, to be compared with those after."""
+    """A snapshot of a call's arguments, for comparison with those after it."""
 
     def __init__(self, args: Any, kwargs: Any, parameters: Iterable[nn.Parameter] = ()) -> None:
         self._parameters = [(one, one._version) for one in parameters]
@@ -25,9 +25,9 @@ class Effects:
         self._containers = [(one, content(one)) for one in held if not isinstance(one, torch.Tensor)]
 
     def check(self, *, inside: bool = False) -> None:
-        """Raise EffectError where the call has changed them; containers have what they had again.
+        """Raise EffectError if the call has changed them; containers get their earlier contents back.
 
-        `inside` another one, arguments may change, but no parameter.
+        `inside`: the call is part of another leaf's, so that arguments may change, but no parameter.
         """
         changed = False
         for one, before in () if inside else self._containers:
@@ -44,7 +44,7 @@ class Effects:
 
 
 def _held(value: Any, depth: int) -> Iterator[Any]:
-    """Tensors, and what else can be changed, in some arguments."""
+    """Tensors and mutable objects in arguments."""
     if isinstance(value, torch.Tensor):
         yield value
         return
@@ -56,7 +56,7 @@ def _held(value: Any, depth: int) -> Iterator[Any]:
 
 
 def content(value: Any) -> Any:
-    """What is in a list, tuple, dict or object, as it is now."""
+    """A copy of the contents of a list, tuple, dict or object."""
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, dict):
@@ -65,7 +65,7 @@ def content(value: Any) -> Any:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether it is one of somebody's own class, which holds what it has in attributes."""
+    """Whether a value is an object of a user's class with its data in attributes."""
     if isinstance(value, (nn.Module, type)) or callable(value):
         return False
     return type(getattr(value, "__dict__", None)) is dict

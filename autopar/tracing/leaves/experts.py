@@ -1,9 +1,9 @@
-"""The experts of a mixture (transformers): one node a call, from tokens and their routes to the weighted sum.
+"""The experts of a mixture of experts (transformers): one node a call, from tokens and routes to weighted sums.
 
-Inside, tokens are sorted by expert: an order that depends on data and on all tokens, so no op in there could be split.
-As a whole the experts split three ways: on the tokens, since each goes its own way; on the experts, each rank with some
-of them, whose results are summands; within every expert. The library's own code runs, whichever of its
-implementations the model is set to.
+Inside, tokens are sorted by expert. This order depends on data and on all tokens, so no op in there could be sharded.
+As a whole, the experts can be sharded in three ways: along tokens, which are independent; over experts, where each rank
+holds some and results are partial sums; and within every expert. The library's own code runs, in whichever
+implementation the model is set to.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-# What transformers sets on every class that it gives a choice of implementations, and what holds where a version of it
-# has no such word yet: of 5.3 all have the first two, of 5.20 all.
+# Attributes that transformers sets on every class with a choice of implementations, and the value where its version
+# does not know one yet (None: all versions do). 5.3 has the first two, 5.20 has all.
 _MARKS = {
     "has_bias": None,
     "is_transposed": None,
@@ -31,17 +31,17 @@ _MARKS = {
     "has_post_expert_norm": False,
     "_is_expert_parallel": False,
 }
-_SKIPS = (5, 17)  # the version from which its implementations leave routes to no expert out, in gradients too
-_COPYING = "batched_mm_experts_forward"  # transformers' own
+_SKIPS = (5, 17)  # the first version of transformers whose implementations skip routes to no expert, also in gradients
+_COPYING = "batched_mm_experts_forward"  # an implementation of transformers
 _NAMES = ("gate_up_proj", "gate_up_proj_bias", "up_proj", "up_proj_bias", "down_proj", "down_proj_bias")
 
 
 class Experts:
     """The call of a module of experts as a node's target: `experts(hidden, index, weights, *parameters)`.
 
-    hidden (tokens, width), index and weights (tokens, k), parameters by `names`, as the module holds them. `held`: how
-    many experts the parameters are for, if not all; routes are then numbered among them, those to others as `held`,
-    with no weight.
+    hidden (tokens, width), index and weights (tokens, k), parameters by `names`, as the module has them. `held`: the
+    number of experts that the parameters are for, if not all; index then counts among these, and is `held`, with weight
+    0, for routes to other experts.
     """
 
     def __init__(self, module: nn.Module, forward: Callable[..., Tensor], names: tuple[str, ...]) -> None:
@@ -60,12 +60,12 @@ class Experts:
         if held is not None:
             skips = self.forward.__module__.startswith("transformers.integrations.") and _version() >= _SKIPS
             twin.num_experts, twin._is_expert_parallel = held, skips
-            if not skips:  # as a model's own loop, which may not know them: they go to an expert, with no weight
+            if not skips:  # a model's own loop may not accept such routes: send them to an expert, with weight 0
                 index = index.clamp(max=held - 1)
         return self.forward(twin, hidden, index, weights)
 
     def _twin(self, parameters: Mapping[str, Tensor]) -> Any:
-        """The module with these parameters in place of its own."""
+        """A copy of the module with these parameters."""
         if torch.compiler.is_compiling():
             return self._plain(self.module, parameters)
         twin = copy.copy(self.module)
@@ -73,8 +73,10 @@ class Experts:
         return twin
 
     def _data_free(self, hidden: Tensor, index: Tensor, weights: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The same products, of the same sizes, as if every token went to the first expert; where each route takes a
-        copy of its expert's weights, so it does here."""
+        """Matrix products of the same sizes, as if every token went to the first expert.
+
+        An implementation that copies an expert's weights for each route does so here, too.
+        """
         if getattr(self.forward, "__name__", "") == _COPYING:
             copied: Tensor = self.forward(self._twin(parameters), hidden, index, weights)
             return copied
@@ -101,7 +103,7 @@ class Experts:
 
 
 def _plain_class(module_class: type[nn.Module]) -> type:
-    """A class with the methods of a module's that is no module: of these the compiler follows no copies."""
+    """A class with a module class's methods that is no nn.Module, of which torch.compile supports no copies."""
 
     def __init__(self: Any, module: nn.Module, parameters: Mapping[str, Tensor]) -> None:
         for held in (module.__dict__, module._modules, module._buffers, parameters):
@@ -115,11 +117,11 @@ def _plain_class(module_class: type[nn.Module]) -> type:
 
 @contextlib.contextmanager
 def experts_as_one(recorder: Recorder) -> Iterator[None]:
-    """While inside, calls of transformers' experts are one node each, where they are of the common form."""
+    """While inside, calls of transformers' experts are one node each, if they have the common form."""
     library = sys.modules.get("transformers.integrations.moe")
     interface = getattr(library, "ExpertsInterface", None)
     find = getattr(interface, "get_interface", None)
-    if interface is None or find is None:  # it is not there, or older than 5.3
+    if interface is None or find is None:  # transformers is not imported, or older than 5.3
         yield
         return
 
@@ -140,7 +142,7 @@ def experts_as_one(recorder: Recorder) -> Iterator[None]:
 
 
 def _parameter_names(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The module's parameters in order; None where the call is not of the common form."""
+    """The names of the module's parameters in order; None if the call does not have the common form."""
     if any(w is None and not hasattr(module, mark) for mark, w in _MARKS.items()) or kwargs or len(args) != 3:
         return None
     own = {name for name, _ in module.named_parameters()}
@@ -154,5 +156,5 @@ def _parameter_names(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def _version() -> tuple[int, ...]:
-    """Of transformers, whose experts were traced: its first two numbers."""
+    """Major and minor version of transformers, which has been imported if its experts were traced."""
     return tuple(int(part) for part in sys.modules["transformers"].__version__.split(".")[:2])

@@ -1,7 +1,7 @@
-"""`flex_attention`: one node, whose inputs are also the tensors that its score and mask functions close over.
+"""`flex_attention`: one node, whose inputs include the tensors that its score and mask functions capture.
 
-The functions and the block mask are Python objects that hold tensors of the trace. Those tensors become arguments of
-the node, and the objects are made again around what the node is given when the graph runs.
+These functions and the block mask are Python objects that hold tensors of the trace. The tensors become arguments of
+the node; when the graph runs, the objects are rebuilt around the tensors that the node is given.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MODULE = "torch.nn.attention.flex_attention"
 
 
 class FlexAttention:
-    """The target of a node: `call(q, k, v, *lifted)`; `held` are the functions and mask without their tensors."""
+    """The target of a node: `call(q, k, v, *lifted)`; `held` are the functions and the mask without their tensors."""
 
     __name__ = __qualname__ = "flex_attention"
 
@@ -36,11 +36,11 @@ class FlexAttention:
         if query.device.type == "meta":
             return self._without_data(query, key, value, lifted)
         score_mod, block_mask = _filled(self.held, iter(lifted))
-        run = _compiled() if query.device.type == "cuda" else self.run  # uncompiled, it would hold all scores
+        run = _compiled() if query.device.type == "cuda" else self.run  # uncompiled, it would materialise all scores
         return run(query, key, value, score_mod=score_mod, block_mask=block_mask, **self.options)
 
     def _without_data(self, query: Tensor, key: Tensor, value: Tensor, lifted: tuple[Tensor, ...]) -> Tensor:
-        """Shapes, FLOPs and saved tensors of attention without a mask; what is learned gets a gradient too."""
+        """Shapes, FLOPs and saved tensors of attention without a mask; trained lifted tensors get a gradient."""
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, scale=self.options.get("scale"), enable_gqa=self.options.get("enable_gqa", False)
         )
@@ -57,7 +57,7 @@ def _compiled() -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def flex_attention_recorded(recorder: Recorder) -> Iterator[None]:
-    """While inside, `flex_attention`, compiled or not, is recorded as one node; where nobody imported it, nothing."""
+    """While inside, `flex_attention`, compiled or not, is recorded as one node; no effect if it was never imported."""
     module = sys.modules.get(_MODULE)
     if module is None:
         yield
@@ -89,11 +89,11 @@ def flex_attention_recorded(recorder: Recorder) -> Iterator[None]:
 
 
 class _Place:
-    """Where a tensor stood."""
+    """The place of a removed tensor."""
 
 
 class _Function:
-    """A Python function with an empty closure, and what its cells and defaults held."""
+    """A Python function, and the contents of its closure's cells and defaults, without tensors."""
 
     def __init__(self, function: types.FunctionType, cells: list[Any], defaults: Any) -> None:
         self.function, self.cells, self.defaults = function, cells, defaults
@@ -114,7 +114,7 @@ class _Mask:
 
 
 def _emptied(value: Any, lifted: list[Tensor], recorder: Recorder) -> Any:
-    """`value` without its tensors, which are added to `lifted` in the order in which `_filled` wants them."""
+    """`value` without its tensors, which are appended to `lifted` in the order in which `_filled` takes them."""
     inner = functools.partial(_emptied, lifted=lifted, recorder=recorder)
     if isinstance(value, Tensor):
         lifted.append(value)
@@ -140,7 +140,7 @@ def _emptied(value: Any, lifted: list[Tensor], recorder: Recorder) -> Any:
 
 
 def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """What `_emptied` emptied, around these tensors."""
+    """The inverse of `_emptied`, with these tensors."""
     if isinstance(value, _Place):
         return next(tensors)
     if isinstance(value, _Function):

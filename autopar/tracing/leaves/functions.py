@@ -1,8 +1,8 @@
-"""A function of the model's code as one node: the smallest call around what cannot be traced, where no module is.
+"""A function of the model's code as one node: the smallest call around what cannot be traced, where that is no module.
 
-What the root itself asks is asked by one of its methods (a loss that picks boxes, a decoder that stops early), and that
-function alone is opaque, at worst `forward`. What it reads is an argument of its node: tensors handed in, and those of
-the model that its code may reach.
+Where the root itself asks for data, one of its methods does (a loss that picks boxes, a decoder that stops early). Only
+that function becomes opaque, in the worst case `forward`. Everything that it reads is an argument of its node: tensors
+passed in, and those of the model that its code may reach.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from autopar.tracing.sizes import Traced as TracedNumbers
 
 Tensor = torch.Tensor
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_PASSING = (Tensor, *_PLAIN, UnknownNumber, *TracedNumbers)  # what a node's arguments may hold
+_PASSING = (Tensor, *_PLAIN, UnknownNumber, *TracedNumbers)  # types that a node's arguments may hold
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")  # functions until Python 3.12, made anew by each call
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")  # functions before Python 3.12
 _ATTEMPT = str(Path(__file__).parents[1] / "attempt.py")
 
 
 class FunctionLeaf(LeafCall):
-    """The call of such a function: `leaf(tensors, arguments, {})`, the arguments flat, as `spec` puts them together.
+    """The call of such a function: `leaf(tensors, arguments, {})`, with flat arguments that `spec` puts together.
 
     `names`: the tensors, by their names in the root. `held`: arguments that no graph can hold, by position. `reason`:
-    why it could not be traced.
+    why the function could not be traced.
     """
 
     noun = "function"
@@ -71,7 +71,7 @@ class FunctionLeaf(LeafCall):
 
 
 class _Body(nn.Module):
-    """The function as a forward, so that the root's tensors can be others while it runs."""
+    """The function as the forward of a module, so that the root's tensors can be replaced while it runs."""
 
     def __init__(self, root: nn.Module, function: FunctionType) -> None:
         super().__init__()
@@ -85,10 +85,11 @@ class _Body(nn.Module):
 def function_around(
     error: BaseException, tried: Mapping[FunctionType, str], called: Collection[FunctionType]
 ) -> FunctionType | None:
-    """The innermost function of the user's, of those that ran when a trace failed, that was not tried yet.
+    """The innermost of the user's functions that ran when a trace failed and was not tried yet.
 
-    None that each trace makes anew, as a class within `forward` does, since the next one would not call it: the code of
-    those was `tried`, and is not among what was `called` as an op.
+    Functions that each trace creates anew, as in a class defined within `forward`, are skipped, since the next trace
+    would not call the same one. They are recognised by their code: it was `tried`, but the function was never `called`
+    as an op.
     """
     gone = {function.__code__ for function in tried if function not in called}
     running: list[FrameType] = []
@@ -96,7 +97,7 @@ def function_around(
     while step is not None:
         code = step.tb_frame.f_code
         if code.co_filename == _ATTEMPT:
-            running = []  # what called the trace is not the model's
+            running = []  # callers of the trace are not the model's code
         elif places.is_users(code.co_filename) and not _is_no_function(code):
             running.append(step.tb_frame)
         step = step.tb_next
@@ -104,9 +105,9 @@ def function_around(
         if frame.f_code in gone:
             continue
         holders = _holders(frame)
-        if len(holders) > 1:  # defined anew in each call of some function, as in a sweep
+        if len(holders) > 1:  # several functions with this code, as defined in a function that ran repeatedly
             holders = [f for f in holders if _may_run(f, frame)]
-        if len(holders) == 1 and holders[0] not in tried:  # a decorator's wrapper is one of many that share their code
+        if len(holders) == 1 and holders[0] not in tried:  # ambiguous for a decorator's wrapper: many share its code
             return holders[0]
     return None
 
@@ -122,8 +123,11 @@ def _holders(frame: FrameType) -> list[FunctionType]:
 
 
 def _may_run(function: FunctionType, frame: FrameType) -> bool:
-    """Whether a frame of its code can be a call of this function: its variables from outside are the same, and it is a
-    method of the frame's first argument, or someone who waits for the call has it in a variable."""
+    """Whether a frame with this function's code can be a call of it.
+
+    The captured variables must be the same objects, and the function must be a method of the frame's first argument, or
+    in a variable of a caller.
+    """
     code = frame.f_code
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if name in frame.f_locals and cell != CellType() and frame.f_locals[name] is not cell.cell_contents:
@@ -140,7 +144,7 @@ def _may_run(function: FunctionType, frame: FrameType) -> bool:
 
 
 def whole_forward(forward: Callable[..., Any], tried: Mapping[FunctionType, str]) -> FunctionType | None:
-    """The root's own forward, if that was not tried yet, with its decorators or without them."""
+    """The root's own forward, if it was not tried yet, with or without its decorators."""
     forward = getattr(forward, "__func__", forward)
     if not isinstance(forward, FunctionType) or forward in tried or inspect.unwrap(forward) in tried:
         return None
@@ -151,7 +155,7 @@ def whole_forward(forward: Callable[..., Any], tried: Mapping[FunctionType, str]
 def function_leaves(
     recorder: Recorder, root: nn.Module, functions: Mapping[FunctionType, str], called: set[FunctionType]
 ) -> Iterator[None]:
-    """While inside, a call of one of these functions is one node, and notes it in `called`."""
+    """While inside, each call of one of these functions is one node, and adds the function to `called`."""
     originals = {function: original(function) for function in functions}
     with contextlib.ExitStack() as stack:
         for function, reason in functions.items():
@@ -164,6 +168,7 @@ def _call(
     recorder: Recorder, root: nn.Module, function: FunctionType, originals: Mapping[FunctionType, FunctionType],
     called: set[FunctionType], reason: str, /, *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
+    """Record a call of a function leaf as one node; NotOneOpError if it cannot be one."""
     called.add(function)
     if not recorder.is_recording():
         return originals[function](*args, **kwargs)
@@ -186,7 +191,7 @@ def _call(
 
 
 def _check_own(recorder: Recorder, path: str, names: Mapping[str, Tensor]) -> None:
-    """Raise TraceError where the trial bound one of the model's names to a tensor of its own: calls would lose it."""
+    """Raise TraceError if the trial bound one of the model's names to a new tensor, which calls would lose."""
     for name, tensor in names.items():
         try:
             recorder.node_of(tensor)
@@ -195,7 +200,7 @@ def _check_own(recorder: Recorder, path: str, names: Mapping[str, Tensor]) -> No
 
 
 def _name(function: FunctionType) -> str:
-    """How it is called in the model; with its class, where that is no module but an object that is called."""
+    """The function's name in the model; with its class, if that is a callable object and no module."""
     is_special = function.__name__.startswith("__")
     return function.__qualname__.rpartition("<locals>.")[2] if is_special else function.__name__
 
@@ -203,7 +208,7 @@ def _name(function: FunctionType) -> str:
 def _tried(
     recorder: Recorder, path: str, run: FunctionType, leaves: list[Any], spec: pytree.TreeSpec
 ) -> tuple[Any, int, list[Tensor]]:
-    """The call's data-free outputs, its FLOPs and what it read; raises TraceError where no node can stand for it."""
+    """The call's data-free outputs, its FLOPs and the tensors it read; raises TraceError if it cannot be a node."""
     reads, tensors = Reads(), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     numbers = [leaf.stand_in if isinstance(leaf, UnknownNumber) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(numbers, spec)

@@ -1,4 +1,4 @@
-"""Guesses in place of data: how a call goes on that asks for the contents of data-free tensors."""
+"""Guesses in place of data, for calls that ask for the contents of data-free tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from autopar.tracing.values import result_like
 
 Tensor = torch.Tensor
 _AS_ARRAYS = (Tensor.numpy, Tensor.__array__)
-_QUESTIONS = 1_000
-_SMALL_FOR_AN_OP = 1 << 25  # elements
+_QUESTIONS = 1_000  # answers by a guess in one run
+_SMALL_FOR_AN_OP = 1 << 25  # elements of all operands of an op that runs on random data
 
 
 class Guesses(TorchFunctionMode):
-    """Answers questions about data with a guess; not for ever, as a loop that data end would ask."""
+    """Answers questions about data with a guess, `_QUESTIONS` times at most: a loop may end only by data."""
 
     def __init__(self, answer: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Guesses(TorchFunctionMode):
             self._asked += 1
             if self._asked > _QUESTIONS:
                 raise NotImplementedError(f"no guess ends a loop that has asked for data {_QUESTIONS:,} times")
-            if func in _AS_ARRAYS:  # an assignment that scipy finds has the shape of its costs
+            if func in _AS_ARRAYS:  # of the tensor's shape: e.g. scipy's assignment depends on that of its costs
                 kind = args[0].dtype if args[0].dtype != torch.bfloat16 else torch.float32
                 return torch.full(args[0].shape, int(self.answer), dtype=kind).numpy()
             like = torch.full(args[0].shape if func is Tensor.tolist else (1,), int(self.answer), dtype=args[0].dtype)
@@ -63,7 +63,7 @@ class Guesses(TorchFunctionMode):
 
 
 def _run_op_for_real(func: Any, args: Any, kwargs: Any, least: int) -> Any:
-    """What an op without a data-free kernel makes of data from `least` on, where they are few."""
+    """The result of an op without data-free kernel on random data of at least `least`, if operands are small."""
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     if not tensors or sum(t.numel() for t in tensors) > _SMALL_FOR_AN_OP:
         raise NotImplementedError(f"{getattr(func, '__name__', func)} needs data, and more than a trial may have")

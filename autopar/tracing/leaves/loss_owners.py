@@ -1,4 +1,4 @@
-"""What a loss function reads besides its arguments: attributes of its object, and variables of the code around it."""
+"""What a loss function reads besides its arguments: attributes of its object, and captured variables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from torch import nn
 
 LOSS = "(loss_fn)"
-"""Where the path of a loss function's object begins, beside paths of the model's modules."""
+"""First part of the paths of a loss function's objects, which distinguishes them from paths in the model."""
 
 
 class Enclosed:
-    """The variables that a function has of the one around it, as attributes."""
+    """The variables that a function captures, as attributes."""
 
     def __init__(self, function: FunctionType) -> None:
         self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -23,22 +23,22 @@ class Enclosed:
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["_cells"][name].cell_contents
-        except (KeyError, ValueError) as error:  # no such variable, or none yet
+        except (KeyError, ValueError) as error:  # no such variable, or not set yet
             raise AttributeError(name) from error
 
     def items(self) -> list[tuple[str, Any]]:
-        """Those that have a value, by name."""
+        """The variables that have a value, by name."""
         return [(name, getattr(self, name)) for name in self._cells if hasattr(self, name)]
 
     def put_back(self, values: Mapping[str, Any]) -> None:
-        """Give variables the values that they had."""
+        """Restore the values of variables."""
         for name, value in values.items():
             if getattr(self, name, None) is not value:
                 self._cells[name].cell_contents = value
 
 
 def values_in(owner: Any) -> dict[str, Any]:
-    """What an owner has now, by name; of a module its buffers, too."""
+    """The current values of an owner's attributes or variables, by name; for a module, of its buffers too."""
     if isinstance(owner, Enclosed):
         return dict(owner.items())
     return {**vars(owner), **(owner._buffers if isinstance(owner, nn.Module) else {})}
@@ -46,7 +46,7 @@ def values_in(owner: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def restored(owners: Collection[Any]) -> Iterator[None]:
-    """Owners have what they had afterwards: a trace runs the loss, which may set some of it."""
+    """At the end, restore the values that owners hold: a trace runs the loss, which may set some of them."""
     kept = [(owner, values_in(owner)) for owner in owners if isinstance(owner, Enclosed)]
     spaces = [vars(owner) for owner in owners if not isinstance(owner, Enclosed)]
     spaces += [owner._buffers for owner in owners if isinstance(owner, nn.Module)]

@@ -1,10 +1,10 @@
-"""What comes out of a leaf that cannot run on data-free tensors.
+"""The outputs of a leaf that cannot run on data-free tensors.
 
-In this order: the module runs on a copy with random inputs (integers are the user's examples), where it is small; it
-runs data-free, with what can be found out in this way for its submodules; it runs data-free with guesses in place of
-the data it asks for; it runs with submodules whose output is taken to look like their first tensor input, with a
-warning, or its own is. Only shapes, dtypes and structure are used. A function that is a leaf is found out likewise, but
-for the first way and what is taken of itself.
+These ways are tried in order. (1) If the module is small, a copy of it runs with random inputs (integer inputs are the
+user's examples). (2) It runs data-free; outputs of submodules that cannot are found by these ways, too. (3) It runs
+data-free, with guesses for the data that it asks for. (4) Submodules' outputs, or its own, are assumed to look like
+their first tensor input, with a warning. Only shapes, dtypes and structure are used. A function leaf has all ways but
+(1) and the assumption about its own outputs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from autopar.tracing.values import has_tensor, result_like
 from autopar.user_warnings import warn
 
 Tensor = torch.Tensor
-REFUSED = ExchangeError, EffectError, DrawError  # what a call does that it may not do as one op either
-SMALL = 1 << 22  # elements
-_STATE = "_parameters", "_buffers", "_modules"  # what a call binds of these is written, or no tensor of the graph's
+REFUSED = ExchangeError, EffectError, DrawError  # errors about what a call must not do even as one op
+SMALL = 1 << 22  # elements of inputs, parameters and buffers, up to which a module runs on random data
+_STATE = "_parameters", "_buffers", "_modules"  # rebound buffers are written; the rest is no tensor of the graph
 
 
 class NumbersOfData(Exception):
-    """The module returns numbers that differ from run to run: no graph could hold them."""
+    """The module returns numbers that differ between runs; no graph can hold these."""
 
 
 def outputs_of(
@@ -54,12 +54,12 @@ def outputs_of(
     guessed: dict[nn.Module, str] | None = None,
     sharing: set[nn.Module] | None = None,
 ) -> tuple[Any, int]:
-    """Data-free outputs of a module for data-free inputs, and the FLOPs of the run that told them.
+    """Data-free outputs of a module for data-free inputs, and the FLOPs of the run that gave them.
 
-    Where it returns numbers it runs in all these ways but the last; raises NumbersOfData if they differ, unless the
-    module is `inside` another opaque one, where no graph holds them. `guessing`: it may come to the last way; `guessed`
-    notes a module that is taken to look like its input, `sharing` one whose outputs share memory (`shares`). `nodes`:
-    those that stand for tensors, by identity; inputs of the model have the user's examples.
+    If it returns numbers, all ways but the last are tried, and NumbersOfData is raised if the numbers differ, unless
+    the module is `inside` another opaque one, where no graph holds them. `guessing`: whether the last way may be used.
+    `guessed` collects modules that are assumed to look like their input, `sharing` those whose outputs share memory
+    (`shares`). `nodes`: nodes by id of their tensors; inputs of the model have the user's examples.
     """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     elements = sum(t.numel() for t in (*tensors, *module.parameters(), *module.buffers()))
@@ -75,7 +75,7 @@ def outputs_of(
         return _agreed(partial(module.forward, *args, **kwargs), path, attributes, nodes, real, inside, guessing)
     except (NumbersOfData, *REFUSED):
         raise
-    except Exception as error:  # whatever the module does: it is opaque
+    except Exception as error:  # an opaque module may raise anything
         if not tensors or not guessing:
             raise
         last = error
@@ -91,9 +91,9 @@ def outputs_of(
 def outputs_of_function(
     run: Callable[[], Any], path: str, attributes: Attributes, nodes: Mapping[int, fx.Node]
 ) -> tuple[Any, int]:
-    """Data-free outputs of a call, and its FLOPs; raises NumbersOfData as `outputs_of` does, or what every try raised.
+    """Data-free outputs and FLOPs of a call; raises NumbersOfData as `outputs_of`, or the last try's error.
 
-    `attributes`: of the model whose submodules the call may run.
+    `attributes`: those of the model whose submodules the call may run.
     """
     return _agreed(run, path, attributes, nodes, [], inside=False, guessing=True)
 
@@ -107,11 +107,10 @@ def _agreed(
     inside: bool,
     guessing: bool,
 ) -> tuple[Any, int]:
-    """The outputs and FLOPs of the first attempt that gives any, `real` ones first; where they hold numbers, all must
-    give the same.
+    """Outputs and FLOPs of the first attempt that succeeds, `real` ones first; numbers in them must agree in all.
 
-    What follows from an output that is taken to look like an input is no number: the sum of the losses that a criterion
-    returns, if that is a dict, was 0 where a tensor stood for it.
+    Numbers that follow from an assumed output are not accepted: the sum of the losses that a criterion returns in a
+    dict, for example, was 0 when a tensor stood for that dict.
     """
     found: list[tuple[Any, int]] = []
     data_free: list[Callable[[], Any]] = [partial(_by_parts, run, path, attributes, nodes)]
@@ -122,7 +121,7 @@ def _agreed(
                 outputs = attempt()
         except REFUSED:
             raise
-        except Exception as error:  # whatever it does: it is opaque
+        except Exception as error:  # opaque code may raise anything
             last = error
             continue
         found.append((outputs, counter.get_total_flops()))
@@ -150,7 +149,7 @@ def _is_drawn(tensor: Tensor) -> bool:
 
 
 def _example(tensor: Tensor, nodes: Mapping[int, fx.Node]) -> Tensor | None:
-    """What the user gave for a tensor of integers, if it is an input of the model and not data-free."""
+    """The user's example of an integer tensor, if that is an input of the model and has data."""
     node = nodes.get(id(tensor))
     example: Tensor | None = None if node is None or _is_drawn(tensor) else node.meta.get(EXAMPLE)
     return None if example is None or example.is_meta else example
@@ -168,13 +167,17 @@ def _run_for_real(
     inside: bool,
     sharing: set[nn.Module],
 ) -> Any:
-    """On a copy. Inputs of floats are `drawn` (boxes and probabilities are none if some are below 0). Those of integers
-    are the examples, or hold `integer` alone without: what a module does with lengths and indices depends on them."""
+    """Run a copy of the module on data.
+
+    Float inputs come from `drawn`: both signs, or none negative, as boxes and probabilities must be. Integer inputs are
+    the examples, or filled with `integer` without one: what a module does with lengths and indices depends on their
+    values.
+    """
 
     def filled(tensor: Tensor) -> Tensor:
         if _is_drawn(tensor):
             values = drawn(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
-            return values.clone()  # into which a call may write
+            return values.clone()  # no leaf, since the call may write into it
         example = examples.get(id(tensor))
         return torch.full(tensor.shape, integer, dtype=tensor.dtype) if example is None else example.cpu().clone()
 
@@ -199,12 +202,13 @@ def _run_for_real(
 
 
 def _noted(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """A module's attributes, and what is in them, to be compared with those after a run."""
+    """A module's attributes and their contents, for comparison with those after a run."""
     return {name: (value, content(value)) for name, value in vars(module).items()}
 
 
 def _set_alike(module: nn.Module, now: Mapping[str, Any], before: Mapping[str, tuple[Any, Any]]) -> None:
-    """Set data-free what a run has set of a copy: who reads it, an auxiliary loss say, is told that no graph has it."""
+    """Set data-free versions of attributes that a run set on a copy; reading one, such as an auxiliary loss, is then an
+    error that says that it is not in the graph."""
     for name, value in now.items():
         old, held = before.get(name, (None, ()))
         if name not in _STATE and has_tensor(value) and not (value is old and same(content(value), held)):
@@ -214,7 +218,7 @@ def _set_alike(module: nn.Module, now: Mapping[str, Any], before: Mapping[str, t
 def _by_parts(
     run: Callable[[], Any], path: str, attributes: Attributes, nodes: Mapping[int, fx.Node], guessing: bool = False
 ) -> Any:
-    """The call itself, data-free; what submodules return that cannot run so is found out for each."""
+    """The call itself, run data-free; outputs of submodules that cannot run so are found for each (`outputs_of`)."""
     original = nn.Module.__call__
 
     def call(inner: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +226,7 @@ def _by_parts(
             return original(inner, *args, **kwargs)
         except REFUSED:
             raise
-        except Exception:  # whatever it is: this one is opaque, too
+        except Exception:  # the submodule is opaque, too
             with attributes_set(nn.Module, __call__=original):  # a copy that fails on data must not be tried on data
                 name = f"{path}.{type(inner).__name__}"
                 return outputs_of(inner, name, attributes, args, kwargs, nodes=nodes, inside=True, guessing=guessing)[0]

@@ -1,4 +1,4 @@
-"""What a call reads: the tensors that it meets in a run, and those of the model that its code may reach otherwise."""
+"""What a call reads: tensors that it uses in a run, and tensors of the model that its code may reach on other paths."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from autopar.tracing.patching import attributes_set
 Tensor = torch.Tensor
 _LOOKS = ("getattr", "vars", "__dict__", "_modules", "_parameters", "_buffers", "state_dict", "apply", "get_submodule")
 _LISTS = ("children", "modules", "parameters", "buffers", "named_children", "named_modules", "named_parameters")
-_ALL_OF_IT = {*_LOOKS, *_LISTS, "named_buffers", "get_parameter", "get_buffer"}  # with these, code reaches any tensor
+_ALL_OF_IT = {*_LOOKS, *_LISTS, "named_buffers", "get_parameter", "get_buffer"}  # may reach any tensor
 
 
 class Reads(TorchFunctionMode):
-    """What a call reads: tensors that functions meet, and all those of the modules that it runs."""
+    """Collects tensors that functions are called with, and all tensors of modules that are called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._met: dict[int, Tensor] = {}  # each once: what is tried again and again meets the same ones
+        self._met: dict[int, Tensor] = {}  # by id, as repeated trials use the same tensors
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -42,7 +42,7 @@ class Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         met = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         self._note(met)
-        if len({t.device.type for t in met}) > 1:  # its own constants have data: here they are shapes, too
+        if len({t.device.type for t in met}) > 1:  # the call's own constants have data; make them data-free too
             args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
         return func(*args, **(kwargs or {}))
 
@@ -59,10 +59,10 @@ class Reads(TorchFunctionMode):
 
 
 def reachable(function: FunctionType, owner: Any, originals: Mapping[FunctionType, FunctionType]) -> Iterator[Tensor]:
-    """The tensors that a method's code may read of its module, on whatever path: by the names that it uses.
+    """The tensors that a method's code may read from its module on any path, judged by the names that it uses.
 
-    So do the functions that it names, the module's and those of its file. `originals`: of functions whose code is
-    replaced just now.
+    Functions that it names, of the module or its file, are included. `originals`: for functions whose code is currently
+    replaced.
     """
     if not isinstance(owner, nn.Module):
         return
@@ -91,7 +91,7 @@ def reachable(function: FunctionType, owner: Any, originals: Mapping[FunctionTyp
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The globals and attributes that code names, and functions inside it."""
+    """The globals and attributes that code names, including code nested in it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

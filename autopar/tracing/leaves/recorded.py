@@ -1,4 +1,4 @@
-"""A leaf's call in the graph: one node, whose result is found out."""
+"""Recording a leaf's call: one node, whose outputs are found by running the leaf."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autopar.tracing.recorder import Recorder
 def record_leaf(
     recorder: Recorder, module: nn.Module, path: str, call: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
-    """One node for the call of a leaf; raises EffectError where it does more than return a result."""
+    """Record a leaf's call as one node; raises EffectError if it does more than return a result."""
     rule = leaves.rule_of(module)
     trial_flops = 0
 
@@ -29,7 +29,7 @@ def record_leaf(
         recorder.in_leaf, effects = True, Effects(args, kwargs, module.parameters())
         try:
             outputs = call(module, *args, **kwargs)
-        except Exception:  # whatever a leaf does, it is not looked into
+        except Exception:  # a leaf may raise anything on data-free tensors
             outputs, trial_flops = opaque.outputs_of(
                 module,
                 path,

@@ -1,9 +1,9 @@
-"""Experts with a loop of their own over those that were hit: one node a call, split on the tokens.
+"""Experts with their own loop over the experts that tokens are routed to: each call is one node, sharded along tokens.
 
-Mixtures that do not use the library's common form (`leaves.experts`) are recognised where their loop asks for
-data: a module of alike modules or of stacked parameters, called with (hidden, routes, weights), whose first dims all
-count tokens. Each token goes its own way through the experts, which is what makes them experts; nothing is known of how
-the module holds them, so only the tokens are split.
+Mixtures that do not use the library's common form (`leaves.experts`) are recognised where their loop asks for data: a
+module of equal modules, or of stacked parameters, that is called with (hidden, routes, weights), whose first dims all
+count tokens. Tokens pass through experts independently; but as nothing is known of how the module holds its experts,
+only tokens are sharded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Tensor = torch.Tensor
 class RoutedModule:
     """The call of such a module as a node's target: `routed(hidden, routes, weights, *parameters)`.
 
-    hidden (tokens, width), routes (tokens, k) the numbers of experts or (tokens, k, experts) one of them marked,
-    weights (tokens, k), parameters by `names`, as the module holds them. `draws`: whether it has dropout.
+    hidden (tokens, width); routes (tokens, k) with indices of experts, or (tokens, k, experts) one-hot; weights
+    (tokens, k); parameters by `names`, as the module has them. `draws`: whether it has active dropout.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -37,7 +37,7 @@ class RoutedModule:
         parameters = dict(zip(self.names, given, strict=True))
         if hidden.device.type != "meta":
             return functional_call(self.module, parameters, (hidden, routes, weights))
-        with _Mixed():  # products of the same sizes as for any other routes
+        with _Mixed():  # the products have the same sizes for any routes
             return functional_call(self.module, parameters, (hidden, _all_to_the_first(routes), weights))
 
     def __eq__(self, other: object) -> bool:
@@ -51,7 +51,7 @@ class RoutedModule:
 
 
 class _Mixed(TorchFunctionMode):
-    """Lets tensors with data meet those without: where both are in one call, the data is left out."""
+    """Allows tensors with and without data in one call: those with data become data-free."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -61,7 +61,7 @@ class _Mixed(TorchFunctionMode):
 
 
 def is_routed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call is one of experts, by its form."""
+    """Whether this is a call of experts, judged by its form."""
     if kwargs or len(args) != 3 or not all(isinstance(a, Tensor) for a in args):
         return False
     hidden, routes, weights = args
@@ -82,7 +82,7 @@ def _holds_experts(module: nn.Module) -> bool:
 
 
 def _all_to_the_first(routes: Tensor) -> Tensor:
-    """Real routes in which every token goes to the first expert, k times."""
+    """Routes with data in which every token goes to the first expert, k times."""
     numbers = torch.zeros(routes.shape, dtype=routes.dtype)
     if routes.ndim == 3:
         numbers[..., 0] = 1

@@ -1,7 +1,7 @@
-"""Functions that `torch.jit` compiles: the Python function that each was made of runs in its place.
+"""Functions compiled by `torch.jit.script`: the Python function that each was made from runs in its place.
 
-The interpreter of TorchScript calls operators past every mode, and what their data-free kernels do inside (an empty
-tensor for the result) would stand in the graph as if it were the model's own.
+TorchScript's interpreter calls operators without passing modes, and ops inside their data-free kernels (such as an
+empty tensor for the result) would be recorded as if they were the model's own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from autopar.tracing.errors import OR_LEAF
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 
-_SOURCE = "_torchdynamo_inline"  # where torch.jit keeps it, for torch.compile
+_SOURCE = "_torchdynamo_inline"  # attribute in which torch.jit keeps the source function for torch.compile
 
 
 @contextlib.contextmanager
 def scripted_functions(recorder: Recorder) -> Iterator[None]:
-    """While inside, a scripted function that is called runs as Python; UnknownDataError for one that has no source."""
+    """While inside, scripted functions run as Python; UnknownDataError for one without source."""
     interpreted = torch.jit.ScriptFunction.__call__
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:

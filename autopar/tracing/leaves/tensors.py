@@ -1,7 +1,7 @@
-"""Leaves for the planner: what a leaf reads of the model appears in the graph, so that it is stored, moved and counted.
+"""Leaves for the planner: a leaf's tensors appear in the graph, so that they are stored, moved and counted.
 
-A traced leaf is a `call_module` node that hides its parameters and buffers. Here it becomes a function of them: each is
-a `get_attr` node like any other parameter's, and the leaf's first argument is the list of them.
+A traced leaf is a `call_module` node, which hides its parameters and buffers. Here it becomes a function of them: each
+is a `get_attr` node like any other parameter, and the list of these is the leaf's first argument.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from autopar.graph import VAL
 from autopar.leaf_calls import LeafCall
 from autopar.tracing.traced import Traced
 
-# Types whose values a graph's code shows.
+# Types whose values can be written in a graph's code.
 _SHOWN: set[type] = {type(None), type(...), bool, int, float, complex, str, bytes, range}
 _SHOWN |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 def show_leaf_tensors(traced: Traced, parameter_dtype: torch.dtype | None = None) -> list[fx.Node]:
-    """Turn every leaf into a `LeafCall` on its own tensors; returns the new nodes.
+    """Turn every leaf into a `LeafCall` on its tensors; returns the new nodes.
 
-    `parameter_dtype`: floating parameters appear in this dtype, as those of `trace` do.
+    `parameter_dtype`: floating parameters have this dtype, as in `trace`.
     """
     leaves = [node for node in traced.graph.nodes if node.op == "call_module"]
     if not leaves:
@@ -35,6 +35,7 @@ def show_leaf_tensors(traced: Traced, parameter_dtype: torch.dtype | None = None
 def _shown(
     traced: Traced, node: fx.Node, attributes: dict[int, fx.Node], parameter_dtype: torch.dtype | None
 ) -> fx.Node:
+    """The `LeafCall` node that replaces a leaf's node."""
     path = str(node.target)
     module = traced.attribute(path)
     names, tensors = [], []
@@ -47,7 +48,7 @@ def _shown(
                 found = attributes[id(tensor)] = traced.graph.create_node("get_attr", f"{path}.{name}")
             found.meta.update({key: value for key, value in node.meta.items() if key != VAL})
             found.meta[VAL] = _data_free(tensor, parameter_dtype)
-        elif node < found:  # it is read further down too
+        elif node < found:  # first read below this leaf: move it up
             node.prepend(found)
         names.append(name)
         tensors.append(found)

@@ -1,7 +1,7 @@
-"""Which modules are leaves: one node, not looked into.
+"""Which modules are leaves: one node each, not traced.
 
-`flat`: none but the declared types. `layers`: the layers of torch.nn, and of transformers its activations
-and Conv1D. `LeafPolicy` also holds the modules that had to become leaves because they could not be traced.
+Policy `flat`: only declared types. `layers`: also the layers of torch.nn, and activations and Conv1D of transformers.
+`LeafPolicy` also holds the modules that had to become leaves because they could not be traced.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def rule_of(module: nn.Module) -> Callable[..., Any] | None:
 
 @dataclass
 class LeafPolicy:
-    """`leaf_types` by isinstance or dotted name; `exact_types` by type; `predicates` by type, or one for all.
+    """`leaf_types` match by isinstance or dotted name, `exact_types` by type; `predicates` by type, or one for all.
 
-    `failed`: modules that could not be traced, and why; `functions`: functions of which the same is true.
+    `failed`: modules that could not be traced, and why; `functions`: likewise for functions.
     """
 
     policy: Literal["flat", "layers"] = "flat"
@@ -50,11 +50,11 @@ class LeafPolicy:
     exact_types: frozenset[type[nn.Module]] = frozenset()
     non_leaf_types: tuple[type[nn.Module], ...] = ()
     predicates: Mapping[type[nn.Module], Predicate] | Predicate | None = None
-    opened: Predicate | None = None  # modules that an option opens (the bias split)
+    opened: Predicate | None = None  # layers that must be traced because of an option (the bias split)
     failed: dict[nn.Module, str] = field(default_factory=dict)
     functions: dict[FunctionType, str] = field(default_factory=dict)
-    unrolled: dict[type[nn.Module], str] = field(default_factory=dict)  # types that unroll a loop, and how long it is
-    max_nodes: int = 40_000  # beyond it, modules that unroll a loop become leaves
+    unrolled: dict[type[nn.Module], str] = field(default_factory=dict)  # types that unroll a loop: the error
+    max_nodes: int = 40_000  # of a graph; beyond it, modules that unroll a loop become leaves
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
         """Whether a call of this module is one node."""
@@ -73,13 +73,13 @@ class LeafPolicy:
         return self.policy == "layers" and is_layer(module) and not (self.opened and self.opened(module, path))
 
     def reasons(self, root: nn.Module) -> dict[nn.Module, str]:
-        """Why modules had to be leaves."""
+        """Why modules had to become leaves."""
         looping = {m: self.unrolled[type(m)] for m in root.modules() if type(m) in self.unrolled}
         return {**looping, **self.failed}
 
 
 def is_layer(module: nn.Module) -> bool:
-    """A layer of torch.nn (not a container), or an activation or Conv1D of transformers."""
+    """Whether a module is a layer of torch.nn (no container), or an activation or Conv1D of transformers."""
     home = type(module).__module__
     if home.startswith(("torch.nn", "torch.ao.nn")):
         return not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))

@@ -1,7 +1,7 @@
-"""Writes around a leaf that it would not see, or that would not be seen: what calls the leaf is one op then.
+"""Writes outside a leaf that conflict with it; its caller then becomes one op instead.
 
-A leaf is a function of its tensors as they were. It reads a buffer of its own as it was before the call, and what it
-returns is memory of its own: where it hands on its input, or one tensor twice, a write into the one is none into the
+A leaf is a function of its tensors' earlier values: it reads its own buffers as they were before the call. And its
+outputs have memory of their own: if it returns its input, or the same tensor twice, a write into one is not seen in the
 other.
 """
 
@@ -19,9 +19,9 @@ from autopar.tracing.rewriting.cleaning import WRITES
 
 
 def check_writes(graph: fx.Graph, model: nn.Module, sharing: Collection[nn.Module]) -> tuple[TraceError, str] | None:
-    """The error of such a write, with the path of the module that is one op instead; None where there is none.
+    """The error for such a write, with the path of the module that becomes one op instead; None if there is none.
 
-    `sharing`: leaves that were seen to return what shares memory (`shares`).
+    `sharing`: leaves whose outputs share memory (`shares`).
     """
     writers = [(writer, node) for writer in graph.nodes for node in writer.meta.get(WRITES, ())]
     modules = dict(model.named_modules())
@@ -44,13 +44,13 @@ def check_writes(graph: fx.Graph, model: nn.Module, sharing: Collection[nn.Modul
 
 
 def _storages(call: fx.Node) -> Iterator[int | None]:
-    """Of what a call is given and returns."""
+    """The storages of a call's inputs and outputs."""
     for node in (call, *input_nodes(call)):
         yield from map(storage_of, output_tensors(node))
 
 
 def shares(result: object, *given: object) -> bool:
-    """Whether two tensors of a result share memory, or one with some that were given."""
+    """Whether two tensors of a result share memory, or one of them with tensors in `given`."""
     made = [storage_of(t) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
     others = {storage_of(t) for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
     return len(set(made)) < len(made) or not others.isdisjoint(made)

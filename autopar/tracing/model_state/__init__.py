@@ -1,1 +1,1 @@
-"""What a forward reads of its model beside its arguments, and what it leaves there."""
+"""State of the model: what a forward reads from its model besides its arguments, and what it leaves there."""

@@ -1,8 +1,8 @@
-"""The model's tensors while it is traced: parameters and buffers are data-free, and named.
+"""The model's tensors while it is traced: parameters and buffers are replaced by named, data-free ones.
 
-They are swapped inside the modules' own dictionaries, and where lists and dicts of modules hold them besides, and put
-back afterwards, also after an error. Tied tensors keep one identity and get one name, the first. A tensor that hangs on
-a module without being registered, or that a closure holds, becomes a constant of the trace.
+They are swapped in the modules' own dictionaries, and in lists and dicts that also hold them, and restored afterwards,
+also after an error. Tied tensors stay one object with one name, the first. A tensor that a module holds unregistered,
+or that a closure captures, becomes a constant of the trace.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from autopar.python.held import Held
 from autopar.tracing.contents.arrays import is_array
 
 _DICTS = (dict, collections.OrderedDict)
-_FEW = 16  # elements of a buffer whose contents are known
+_FEW = 16  # elements of an integer buffer, up to which its contents are known
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """A tensor of the model: its name in the graph, its data-free stand-in, the original, and what is known of it.
+    """A tensor of the model: its name in the graph, its data-free stand-in, the original, and its contents if known.
 
-    `is_kept`: it is no buffer, and was there before the trace.
+    `is_kept`: it is no registered tensor, and existed before the trace.
     """
 
     name: str
@@ -41,17 +41,17 @@ class Attribute:
 
 
 class Attributes:
-    """Finds the attribute behind a tensor, and swaps the model's tensors for data-free ones."""
+    """Finds the attribute that a tensor is or stands for, and swaps the model's tensors for data-free ones."""
 
     def __init__(self, model: nn.Module, parameter_dtype: torch.dtype | None = None) -> None:
         self.model = model
         self.parameter_dtype = parameter_dtype
-        self.constants: dict[str, Any] = {}  # also modules: bodies, leaves outside the model's tree
+        self.constants: dict[str, Any] = {}  # also modules: bodies of control flow, leaves outside the model's tree
         self._by_id: dict[int, Attribute] = {}
         self._alive: list[torch.Tensor] = []
 
     def find(self, tensor: torch.Tensor) -> Attribute | None:
-        """The attribute this tensor is; None for a tensor that was made, unseen, during the trace."""
+        """The attribute of this tensor; None for a tensor that was created, unseen, during the trace."""
         found = self._by_id.get(id(tensor))
         if found is not None:
             return found
@@ -60,24 +60,25 @@ class Attributes:
         if not is_array(tensor):
             return None
         with torch._C.DisableTorchFunction():
-            return self._constant(tensor, tensor.clone())  # whoever has the array may write into it
+            return self._constant(tensor, tensor.clone())  # a copy: the array's owner may write into it
 
     def is_written(self, value: Any) -> bool:
-        """Whether a value is a tensor that was there before the trace, no buffer, and that forward has written into."""
+        """Whether a value is an unregistered tensor from before the trace that forward has written into."""
         found = self._by_id.get(id(value))
         return found is not None and found.is_kept and found.original is value and found.data_free._version > 0
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The stand-in of a real tensor that was made during the trace, of numbers that no tensor held."""
+        """The stand-in of a real tensor that was created during the trace from numbers."""
         return self._constant(tensor).data_free
 
     def _constant(
         self, tensor: torch.Tensor, content: torch.Tensor | None = None, *, is_kept: bool = False
     ) -> Attribute:
+        """Register a tensor as a constant of the trace; `content`: the tensor to keep, by default the tensor itself."""
         content = tensor if content is None else content
         name = f"_constant_{len(self.constants)}"
         self.constants[name] = content
-        is_part = hasattr(tensor, "full_tensor")  # a DTensor, as calls set for the loop: ops of it move data
+        is_part = hasattr(tensor, "full_tensor")  # a DTensor, as calls of the plan set: reading it would communicate
         known = content if tensor.device.type != "meta" and not tensor.requires_grad and not is_part else None
         found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), content, known, is_kept)
         self._by_id[id(found.data_free)] = found
@@ -85,7 +86,7 @@ class Attributes:
         return found
 
     def is_unseen(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is none of the model's, and was made during the trace."""
+        """Whether a tensor is not the model's, and was created during the trace."""
         return id(tensor) not in self._by_id and _is_new(tensor)
 
     def data_free(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -100,23 +101,23 @@ class Attributes:
         return tensor if found is None else found.original
 
     def real_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A real tensor with the values behind a stand-in, or random ones where the model has none."""
+        """A copy with data of the tensor behind a stand-in; with random values if the model has none."""
         original = self.original(tensor).detach()
         if original.device.type == "meta":
             return torch.rand(tensor.shape).to(tensor.dtype)
         return original.to("cpu", tensor.dtype, copy=True)
 
     def release(self) -> None:
-        """Forget the model's own tensors: a trace must not keep alive what the runtime replaces."""
+        """Drop all references to the model's tensors: a trace must not keep alive what the runtime replaces."""
         self._by_id.clear()
         self._alive.clear()
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Parameters and buffers are data-free inside; the model is as it was afterwards.
+        """While inside, parameters and buffers are data-free; afterwards the model is as before.
 
-        A forward may also set attributes, register hooks and hang other modules in: that is undone too, or a repeated
-        trace would start from what the one before it left.
+        Attributes, hooks and submodules that a forward sets are undone too, or a repeated trace would start from what
+        the previous one left.
         """
         saved: list[tuple[Any, dict[str, Any]]] = []
         _check_scripted(self.model)
@@ -163,9 +164,9 @@ def _check_scripted(model: nn.Module) -> None:
 
 
 def _number(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value of a buffer that holds a few integers, as those do that say how a layer is built; else None.
+    """The value of a buffer of a few integers, which usually describes how a layer is built; else None.
 
-    Others change from step to step: a trace that had read them would be out of date at the next.
+    Other buffers change from step to step: a trace that had read them would be invalid at the next one.
     """
     if tensor.device.type == "meta" or tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _FEW:
         return None
@@ -180,5 +181,5 @@ def _data_free(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _is_new(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was made since the trace began: with collection off, those alone are in generation 0."""
+    """Whether a tensor was created since the trace began: collection is off, so only these are in generation 0."""
     return any(found is tensor for found in gc.get_objects(generation=0))

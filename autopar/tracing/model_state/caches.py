@@ -1,8 +1,8 @@
-"""What a model keeps outside of its modules from call to call: a trace leaves no data-free tensor there.
+"""What a model keeps outside its modules between calls: a trace must leave no data-free tensor there.
 
-A table of sines is made once and kept: by `functools.lru_cache`, in a dict, as an attribute of a class or a global.
-Behind a trace the model itself would find a tensor without data in its place, and so would the next trace. Attributes
-of modules are put back by `Attributes.swapped`.
+A table of sines, for example, is computed once and kept: by `functools.lru_cache`, in a dict, as an attribute of a
+class or as a global. If a trace fills such a cache, the model and the next trace would find a tensor without data in
+it. Attributes of modules are restored by `Attributes.swapped`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch.utils import _pytree as pytree
 
 from autopar.tracing.model_state.near_caches import DEPTH, DICTS, LINK, NO_OBJECTS, take_out
 
-_LIBRARIES = {"einops.einops"}
-_MANY = 512  # tensors: more are not looked for, as a failed trace's, which its frames hold
+_LIBRARIES = {"einops.einops"}  # Python modules with lru_caches keyed by sizes
+_MANY = 512  # tensors: more are not searched for; they are a failed trace's, held by its frames
 _ABSENT = object()
-Left = list[tuple["weakref.ref[torch.Tensor]", str]]  # with "file:line" of the user's code that made it, if known
+Left = list[tuple["weakref.ref[torch.Tensor]", str]]  # with the place ("file:line") that made it, if known
 
 
 def forget(left: Left, model: nn.Module) -> None:
-    """Take tensors that a trace has made, and that are still there, out of caches, dicts and lists.
+    """Remove tensors that a trace made, and that are still referenced, from caches, dicts and lists.
 
-    Looked for where they most likely are, and then, if some are left, everywhere: who refers to what is asked of every
-    object that there is.
+    First the likely places are searched. If any tensors are left, `gc.get_referrers` is used, which has to visit every
+    object of the process.
     """
     there = _by_identity(left)
     if 0 < len(there) <= _MANY:
@@ -61,14 +61,16 @@ def forget(left: Left, model: nn.Module) -> None:
 
 
 def _by_identity(left: Left) -> dict[int, str]:
-    """Where those were made that are still there; nothing here holds them."""
+    """By id: the places that made the tensors which still exist. Nothing here keeps a reference to them."""
     return {id(tensor): place for one, place in left if (tensor := one()) is not None}
 
 
 @contextlib.contextmanager
 def library_caches_empty() -> Iterator[None]:
-    """While inside, what libraries keep of the sizes of calls is forgotten: those of a graph are nodes of it, and where
-    a cache has plain numbers, from a call before, the graph would be another one."""
+    """While inside, caches of libraries that are keyed by sizes start empty, and they are emptied at the end.
+
+    Cached sizes of a trace are nodes of its graph; and plain numbers cached by an earlier call would change the graph.
+    """
 
     def empty() -> None:
         for name in _LIBRARIES & sys.modules.keys():
@@ -85,8 +87,8 @@ def library_caches_empty() -> Iterator[None]:
 
 @contextlib.contextmanager
 def namespaces_restored(model: nn.Module) -> Iterator[None]:
-    """What forward sets of classes, of the modules that define them and of plain objects that the model's modules hold
-    is as it was afterwards, where it holds data-free tensors."""
+    """At the end, restore attributes that forward set to data-free tensors: those of the modules' classes, of the
+    Python modules that define these, and of plain objects that the model's modules hold."""
     before = [(owner, dict(vars(owner))) for owner in _namespaces(model)]
     try:
         yield
@@ -112,7 +114,7 @@ def _namespaces(model: nn.Module) -> Iterable[Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is an object of somebody's class, which is no module, tensor, class or file."""
+    """Whether a value is an object of a user's class, but no nn.Module, tensor, class or Python module."""
     if isinstance(value, (nn.Module, torch.Tensor, type, ModuleType)) or not _is_users(type(value)):
         return False
     return isinstance(getattr(value, "__dict__", None), dict)
@@ -131,8 +133,10 @@ def _is_data_free(value: Any) -> bool:
 
 
 def _no_namespaces(dicts: list[dict[Any, Any]]) -> list[dict[Any, Any]]:
-    """Those that do not hold the attributes of something; asked at once, as who refers to what is asked of every
-    object that there is."""
+    """Those of the dicts that are not the `__dict__` of an object.
+
+    Asked for all of them in one call, since `gc.get_referrers` visits every object of the process.
+    """
     if not dicts:
         return []
     attributes = {id(getattr(owner, "__dict__", None)) for owner in gc.get_referrers(*dicts)}

@@ -1,4 +1,4 @@
-"""Traces in which what forward carries from call to call in attributes is an input: it is found, and traced again."""
+"""States, which forward carries between calls in attributes: where one is found, it becomes an input of a new trace."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Run = Callable[[Inputs], Traced]
 
 
 def with_states(root: nn.Module, inputs: Inputs, run: Run, once: Run, known: Mapping[State, bool | None]) -> Traced:
-    """The trace in which every state is an input: where one turns out to be there, the model is traced again.
+    """The trace in which every state is an input. Whenever states turn up that are not, the model is traced again.
 
-    `run` traces, `once` does without making leaves of what cannot be traced. `known`: `Traced.set_again` of an earlier
-    call.
+    `run` traces; `once` traces without making leaves of what cannot be traced. `known`: `Traced.set_again` of an
+    earlier call.
     """
     set_again = {**known}
     while True:
@@ -41,7 +41,7 @@ def with_states(root: nn.Module, inputs: Inputs, run: Run, once: Run, known: Map
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as an example; of a DTensor, as calls set for the loop, what it looks like."""
+    """An example of a state's value; for a DTensor, which calls of the plan set, data-free of its global shape."""
     if not hasattr(tensor, "full_tensor"):
         return tensor
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
@@ -49,22 +49,22 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _set_again(inputs: Inputs, traced: Traced, once: Run) -> dict[State, bool | None]:
-    """Which attributes that may be states a second call sets anew, that finds what the first has left there.
+    """For attributes that may be states: whether a second call, which finds what the first has left, sets them again.
 
-    What is made of constants is a table that forward keeps, or a count: the second call tells. None where it is none
-    that can be made.
+    An attribute that is set from constants is either a table, which is set once, or a count; the second call tells. All
+    are None if the second call cannot be traced.
     """
     left = traced.made_of_constants.items()
     found = {state: pytree.tree_map_only(Look, Look.made, value) for state, value in left}
     try:
         again = once(inputs.with_states(found))
-    except Exception:  # whoever called tells of them
+    except Exception:  # the caller reports these attributes
         return dict.fromkeys(traced.may_be_states)
     return {state: (state.path, state.name) in again.set_attributes for state in traced.may_be_states}
 
 
 def mark_states(graph: fx.Graph, outputs: Mapping[int, tuple[str, str]]) -> None:
-    """Note of inputs that are states which output the next call is given. `outputs`: as `Left.outputs` says."""
+    """Note at each input that is a state which output is its next value. `outputs`: from `Left.outputs`."""
     next_of = {name: place for place, (_, name) in outputs.items()}
     for node in graph.find_nodes(op="placeholder"):
         if STATE in node.meta:
@@ -72,7 +72,7 @@ def mark_states(graph: fx.Graph, outputs: Mapping[int, tuple[str, str]]) -> None
 
 
 def leave_out(graph: fx.Graph, inputs: Inputs, unseen: Collection[str]) -> Inputs:
-    """Take states out of a graph and its inputs, by the names of their arguments, which forward does not look at."""
+    """Remove states that forward does not read from a graph and its inputs, by the names of their arguments."""
     names = {leaf.name for leaf in inputs.leaves if leaf.argument in unseen}
     for node in graph.find_nodes(op="placeholder"):
         if node.target in names and not node.users:

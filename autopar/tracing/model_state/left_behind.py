@@ -1,6 +1,6 @@
-"""What a forward leaves in the model: buffers that it binds anew are written, and tensors that it sets on modules are
-outputs of the graph, which calls set there. Those that it has read before are states, which calls are given, too; what
-goes on from call to call as a number, or beside attributes, cannot be kept."""
+"""What a forward leaves in the model. Buffers that it rebinds are written instead. Attributes of modules that it sets
+to tensors become outputs of the graph, which calls set. If it has read such an attribute before, this is a state, which
+is an input of calls as well. Numbers that carry over from call to call, and tensors left elsewhere, cannot be kept."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Before:
 
 
 class Kept(NamedTuple):
-    """What forward has left in an attribute of the module at `path`."""
+    """An attribute of the module at `path`, and what forward has left in it."""
 
     path: str
     name: str
@@ -54,9 +54,13 @@ class Kept(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What forward has left in attributes: what calls `set`; further `states`, of which calls have to be given what is
-    there; what `may` be a table that is kept, else a state (True) or lost; all that was `made` of constants, a `Look`
-    per tensor; names of what is `lost`."""
+    """What forward has left in attributes.
+
+    `set`: those that calls set. `states`: further states, which have to become inputs. `may`: attributes made from
+    constants, which are tables if a second call does not set them again; if it does, states (True) or lost (False).
+    `made`: all that are made from constants, with a `Look` for each tensor. `lost`: names of those that calls cannot
+    set.
+    """
 
     set: list[Kept]
     states: list[State]
@@ -65,8 +69,8 @@ class Left(NamedTuple):
     lost: tuple[str, ...]
 
     def outputs(self, place: int) -> dict[int, tuple[str, str]]:
-        """Which flat outputs from `place` on are tensors that calls set, each with the names that attribute and tensor
-        have as inputs where it is a state."""
+        """The flat outputs from `place` on that are tensors of attributes, each with the names that attribute and
+        tensor have as inputs if it is a state."""
         found = dict[int, tuple[str, str]]()
         for path, name, value in self.set:
             argument = State(path, name).argument
@@ -77,9 +81,9 @@ class Left(NamedTuple):
 
 
 class LeftBehind:
-    """The attributes of a model's modules before a traced call, to be compared with those after it.
+    """A snapshot of the attributes of a model's modules before a traced call, for comparison with those after it.
 
-    `states`: those that the call is given. `of_loss`: what the loss reads from, by path.
+    `states`: those that are inputs of the call. `of_loss`: the objects that the loss reads from, by path.
     """
 
     def __init__(
@@ -97,13 +101,13 @@ class LeftBehind:
         self._versions = {id(tensor): tensor._version for tensor in buffers}
 
     def write_buffers(self, policy: LeafPolicy, recorder: Recorder, returned: Any) -> None:
-        """Write what a buffer was bound to into the buffer, as the last ops of the call.
+        """Write the tensors that forward bound to buffers into these buffers, as the last ops of the call.
 
-        `self.mean = 0.9 * self.mean + ...` leaves the result in the model; a graph does so only where it writes.
-        Whoever has read the old tensor goes on with it, another buffer or the caller (`returned`) may be given it, and
-        backward may need it: for all of these it is a copy, made at first. A leaf that is a module writes at each call
-        (`LeafCall`); what a function has bound that is one is lost with its trial, and the error tells why `policy`
-        has it.
+        `self.mean = 0.9 * self.mean + ...` leaves its result in the model; a graph can do so only by a write. But the
+        old tensor's readers, another buffer or the caller (`returned`) that is given it, and backward still need the
+        old values: all these use a copy, made at the start. A leaf module writes its buffers itself (`LeafCall`). A
+        buffer that is bound inside a function leaf is lost with its trial run; the error then tells why `policy` has
+        that leaf.
         """
         bound = [
             (one, name, old, new)
@@ -125,14 +129,15 @@ class LeftBehind:
                 with torch.no_grad():
                     place.copy_(new)
             except TraceError as error:
-                if not self._is_in_leaf(one.module, policy):  # a leaf writes it itself, at each call
+                if not self._is_in_leaf(one.module, policy):  # a leaf writes its buffers itself, at each call
                     raise TraceError(_untold(error, one, name, policy), where=error.where) from error
             one.module._buffers[name] = old
 
     def _set_apart(self, old: torch.Tensor, recorder: Recorder, given: set[int]) -> torch.Tensor:
-        """The tensor to write into: another one, and the old one a copy of that, where it was read or is `given`.
+        """The tensor to write a buffer's new values into.
 
-        Itself where nobody has it, and where forward also writes into it.
+        If the old tensor was read or is `given` elsewhere, this is a new tensor, and the old one becomes a copy of it,
+        made first. Otherwise, and where forward also writes into the old tensor, it is that one.
         """
         known = recorder.nodes.get(id(old))
         is_read = id(old) in given or (known is not None and bool(known.users))
@@ -154,18 +159,18 @@ class LeftBehind:
         return any(module is inner for leaf in leaves for inner in leaf.modules())
 
     def attributes(self, recorder: Recorder, reads: PlainReads, leaves: Iterable[nn.Module] = ()) -> Left:
-        """What calls of the graph set on modules, and what they cannot.
+        """Sort the attributes that forward has changed: set by calls of the graph, states, or lost.
 
-        Set is what holds tensors of this call's inputs or parameters: a loss that the loop reads, a map of attention.
-        Where forward has read what was there before it, the next call goes on from it: a state. So is a tensor in the
-        place of one like it; one made of constants in the place of none, or of one of another shape or dtype, may be a
-        mask or a table that is kept, or a count. Numbers that were there before and are others now are lost, but for
-        those that say what a table is for (the length that it has).
+        Set: values with tensors computed from this call's inputs or parameters, as a loss that the loop reads, or an
+        attention map. If forward has read the old value before, the next call continues from it: a state. So is a
+        tensor that replaces one of the same shape and dtype. A tensor made from constants that replaces none, or one of
+        another shape or dtype, may be a mask or table that is kept, or a count (`Left.may`). Changed numbers are lost,
+        unless a second call leaves them as they are (the length of a table).
 
-        Those of `leaves`, whose own code runs at each call, are lost where others set them. Of installed packages they
-        are states of data alone: else these note there what follows from the shapes of a call (a window that fits the
-        image). Nor is set what is made of constants and buffers alone and not read, a mask or a table: that is the same
-        at each call.
+        Attributes of `leaves`, whose own code runs at each call, are lost if the traced code sets them. For modules of
+        installed packages, attributes become states only if they hold data of the call: the others follow from the
+        call's shapes (a window that fits the image). Values made only from constants and buffers that are not read
+        before, as a mask or a table, are not set either: they are the same in each call.
         """
         found = Left(self._of_states(), [], {}, {}, ())
         lost = list[str]()
@@ -181,14 +186,14 @@ class LeftBehind:
                 if state in self._given:
                     continue
                 if any(parameter.startswith(f"{name}_") for parameter in one.module._parameters):
-                    continue  # `weight` of `weight_orig` or `weight_g`, which a hook works out before each call
+                    continue  # e.g. `weight`, which a hook computes from `weight_orig` or `weight_g`
                 of_data, was_tensor = holds_data(new, recorder), bool(tensors_in(old))
-                if is_leaf:  # what it sets itself is none of this trace's
+                if is_leaf:  # what the leaf's own code sets is not seen by this trace
                     lost += [f"{one.path}.{name}" if one.path else name] if of_data and new is not old else []
                     continue
                 is_set = new is not old and (name in vars(one.module) or self._is_bound(one, name, old, new))
                 is_read = is_set and reads.began_with(one.path, name, old)
-                if (is_read and has_unknown(new)) or any_picked(new):  # a number that goes on; rows, how many data says
+                if (is_read and has_unknown(new)) or any_picked(new):  # a number carried over, or picked rows
                     lost.append(f"{one.path}.{name}" if one.path else name)
                     continue
                 if is_set and not of_data and isinstance(new, _MADE):
@@ -212,13 +217,13 @@ class LeftBehind:
         return found._replace(set=sorted(found.set, key=lambda one: one[:2]), lost=tuple(lost))
 
     def _is_bound(self, one: _Before, name: str, old: Any, new: Any) -> bool:
-        """Whether a buffer is another tensor now, and is not written: it was none, of another shape, or the loss's."""
+        """Whether `write_buffers` leaves out a rebound buffer: it was None, had another shape, or is the loss's."""
         if name not in one.buffers or not isinstance(new, torch.Tensor):
             return False
         return old is None or one.path in self._of_loss or (new.shape, new.dtype) != (old.shape, old.dtype)
 
     def unread(self, reads: PlainReads) -> set[str]:
-        """The states, by their arguments, that forward has not looked at before it set them, if it did."""
+        """The states, by their arguments, that forward has not read, or only after it set them."""
         found = set()
         for state, value in self._values.items():
             at = state.path, state.name
@@ -228,7 +233,7 @@ class LeftBehind:
         return found
 
     def _of_states(self) -> list[Kept]:
-        """The states that forward has set, or written into."""
+        """The input states that forward has set or written into."""
         found = []
         for state, before in self._given.items():
             now = state.read(self._model)
@@ -237,8 +242,11 @@ class LeftBehind:
         return found
 
     def beside(self, recorder: Recorder, model: nn.Module, given: Iterable[Any]) -> tuple[str, ...]:
-        """Where those tensors of this call's data were made that forward has left beside the modules' own attributes:
-        in objects, classes, globals, and the lists and dicts that it was `given`. Calls of a graph leave none there."""
+        """The places where forward made tensors of this call's data that it left outside the modules' own attributes.
+
+        These are in objects, classes, globals, and in lists and dicts among the arguments (`given`). Calls of a graph
+        leave none there.
+        """
         own = [vars(one.module) for one in self._before]
         told = {id(t) for values in own for name in values.keys() - OF_TORCH for t in tensors_in(values[name])}
         told |= {id(buffer) for one in self._before for buffer in one.module._buffers.values()}  # written in place
@@ -257,20 +265,20 @@ class LeftBehind:
 
 
 def _is_unlike(old: Any, new: Any) -> bool:
-    """Whether both are tensors, of another shape or dtype: as a table that is made longer."""
+    """Whether both are tensors but differ in shape or dtype, like a table that is made longer."""
     are_tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
     return are_tensors and (old.shape, old.dtype) != (new.shape, new.dtype)
 
 
 def _is_other(new: Any, old: Any) -> bool:
-    """Whether a number or a tensor was there, and is another now."""
+    """Whether a number or a tensor was there, and a different one is now."""
     if isinstance(old, torch.Tensor):
         return new is not old
     return type(old) in PLAIN and (type(new) is not type(old) or new != old)
 
 
 def _untold(error: TraceError, one: _Before, name: str, policy: LeafPolicy) -> str:
-    """The error's message, or why there is a function that is a leaf, which most likely bound the buffer."""
+    """The error's message; or why there is a function leaf, if any, which most likely bound the buffer."""
     reason = next(reversed(policy.functions.values()), None)
     full = f"{one.path}.{name}" if one.path else name
     return error.message if reason is None else nor_one_op(reason, f"it binds '{full}' to another tensor")

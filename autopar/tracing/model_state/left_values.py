@@ -1,4 +1,4 @@
-"""What is asked of values that forward has left: whether they are others, and whether they are of this call's data."""
+"""Questions about values that forward has left: whether they changed, and whether they depend on this call's data."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from autopar.tracing.contents.unknown import UnknownNumber
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
-PLAIN = (bool, int, float)  # what is counted or summed up from call to call
+PLAIN = (bool, int, float)  # types of counts and running sums
 _FILLING = frozenset(one.__name__ for one in FILLING)
 _AS_ANOTHER = frozenset(("to", "type_as", *(one.__name__ for one in AS_ANOTHER)))
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a tensor looks like that was made in a trace, and what is in it if that is known: nothing may hold the
-    tensor itself."""
+    """What is kept of a tensor that a trace made: shape, strides, dtype, and contents if known; never the tensor
+    itself."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -37,33 +37,33 @@ class Look:
         return Look(tensor.shape, tensor.stride(), tensor.dtype, recorder.known.values.get(id(tensor)))
 
     def made(self) -> torch.Tensor | Known:
-        """An example of one like it."""
+        """An example of a tensor with this look."""
         if self.content is not None:
             return Known(self.content)
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
 
 def parts_of(value: Any) -> Any:
-    """What tells a value from another: its structure, its numbers and words, and what else is in it by identity."""
+    """A key that tells values apart: structure, numbers and strings by value, everything else by id."""
     leaves, spec = pytree.tree_flatten(value)
     return spec, [leaf if isinstance(leaf, (*PLAIN, str, type(None))) else id(leaf) for leaf in leaves]
 
 
 def writes_into(value: Any) -> list[int]:
-    """How often the tensors in it were written into."""
+    """The version of each tensor in a value, which counts the writes into it."""
     return [tensor._version for tensor in tensors_in(value)]
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in a value, and those that stand for numbers of data."""
-    if not isinstance(value, (torch.Tensor, list, tuple, dict, UnknownNumber)):  # nearly all that modules have
+    """The tensors in a value, including those that stand for unknown numbers."""
+    if not isinstance(value, (torch.Tensor, list, tuple, dict, UnknownNumber)):  # fast path for most attributes
         return []
     leaves = (leaf.tensor if isinstance(leaf, UnknownNumber) else leaf for leaf in pytree.tree_leaves(value))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def holds_data(value: Any, recorder: Recorder) -> bool:
-    """Whether there are tensors in a value that are computed from the inputs' or the parameters' numbers, or drawn."""
+    """Whether a value has tensors that are computed from contents of inputs or parameters, or drawn at random."""
     waiting = [node for tensor in tensors_in(value) if (node := recorder.nodes.get(id(tensor))) is not None]
     met = set(waiting)
     while waiting:
@@ -77,7 +77,7 @@ def holds_data(value: Any, recorder: Recorder) -> bool:
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose numbers a node's result has: `x.new_zeros(2)` has none of x's, and `y.to(x)` only y's."""
+    """The inputs whose contents a node's result depends on: none for `x.new_zeros(2)`, and only y for `y.to(x)`."""
     name, first = drawn_name(node.target), node.args[0] if node.args else node.kwargs.get("input")
     if name in _FILLING:
         return [one for one in node.all_input_nodes if one is not first]
@@ -91,5 +91,5 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _has_tensors(node: fx.Node) -> bool:
-    """Not a size: what only has the shape of an input has none of its numbers."""
+    """False for sizes: they depend on an input's shape, not on its contents."""
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(node.meta.get(VAL)))

@@ -1,8 +1,8 @@
-"""Where code that a trace has run most likely keeps what it makes: a few namespaces, looked through from their names.
+"""Likely places of caches: a few namespaces, searched from their names.
 
-Who holds a tensor Python tells by a look at every object that there is, which takes the longer the more of them a
-process has made before. Here nothing is looked at but what the files say that define the model's modules and those that
-made the tensors: their globals, classes, functions and plain objects, and the containers in them.
+`gc.get_referrers` finds every holder of a tensor, but it visits every object of the process, and is slower the more
+there are. Here only Python modules are searched that define the model's modules or made the tensors: their globals,
+classes, functions and plain objects, and containers in these.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Any
 import torch
 from torch import nn
 
-DICTS = dict, OrderedDict, defaultdict  # others may not let anything be taken out, as outputs of transformers
-_SINGLE = frozenset((type(None), bool, int, float, str))  # most of what modules have, with dicts of hooks
+DICTS = dict, OrderedDict, defaultdict  # other dict types may not allow deletion, such as outputs of transformers
+_SINGLE = frozenset((type(None), bool, int, float, str))  # types of most attributes of modules, besides dicts of hooks
 NO_OBJECTS = _SINGLE | {*DICTS, list, tuple, set}
-LINK = "_lru_list_elem"  # of a cache of limited size, to what it keeps
-DEPTH = 4  # of tuples around a tensor, and such links
-_LARGE = 4096  # entries: a container of more is data, not a cache of tables
+LINK = "_lru_list_elem"  # type name of the link from an lru_cache of limited size to an entry
+DEPTH = 4  # levels of tuples, and of such links, around a tensor
+_LARGE = 4096  # entries: a larger container is data, not a cache of tables
 _WRAPPERS = staticmethod, classmethod
-_OTHERS = sys.stdlib_module_names | {"torch", "autopar"}  # of these, functions and objects are not looked into
+_OTHERS = sys.stdlib_module_names | {"torch", "autopar"}  # their functions and objects are not searched
 
 
 def take_out(mine: Collection[int], files: Iterable[str], model: nn.Module) -> None:
-    """Take tensors of these identities out of what is kept beside the modules of `model` and in `files`."""
+    """Remove the tensors with these ids from caches found from the modules of `model` and from `files`."""
     for container in _walked(_spaces(files, model)):
         if not isinstance(container, torch.Tensor):
             _empty(container, mine)
 
 
 def tensors_kept(files: Iterable[str], model: nn.Module, given: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors that are kept there, and in the containers `given`."""
+    """The tensors found there, and in the containers `given`."""
     spaces = [*_spaces(files, model), dict(enumerate(given))]
     return (value for value in _walked(spaces) if isinstance(value, torch.Tensor))
 
@@ -60,8 +60,7 @@ def _is_others(name: Any) -> bool:
 
 
 def _walked(spaces: Iterable[dict[Any, Any]]) -> Iterator[Any]:
-    """Tensors, dicts, lists and caches of functions that are named there, in classes and functions, or by plain
-    objects; and those within."""
+    """Tensors, dicts, lists and lru_caches reachable from these namespaces, also through classes and functions."""
     seen = set[int]()
     waiting = [(value, DEPTH) for space in spaces for value in list(space.values()) if not _is_nothing(value)]
     while waiting:
@@ -83,13 +82,13 @@ def _walked(spaces: Iterable[dict[Any, Any]]) -> Iterator[Any]:
 
 
 def _is_nothing(value: Any) -> bool:
-    """Whether there is nothing to be found in it."""
+    """Whether a value cannot contain anything to find."""
     kind = type(value)
     return kind in _SINGLE or (kind in DICTS and not value)
 
 
 def _inside(value: Any) -> list[Any]:
-    """What a function, a class, a tuple or a plain object holds; nothing is asked of what may stand for another."""
+    """What a function, class, tuple or plain object holds; `__getattribute__` of proxies is not called."""
     kind = type(value)
     if kind in _WRAPPERS:
         return [value.__func__]
@@ -103,7 +102,7 @@ def _inside(value: Any) -> list[Any]:
         return [] if _is_others(value.__module__) else list(vars(value).values())
     try:
         return [] if _is_others(kind.__module__) else list(object.__getattribute__(value, "__dict__").values())
-    except AttributeError:  # it has slots, or is of C
+    except AttributeError:  # it has slots, or a type written in C
         return []
 
 
@@ -111,7 +110,7 @@ def _enclosed(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # not set yet
+        except ValueError:  # empty cell
             continue
 
 
@@ -127,14 +126,14 @@ def _empty(container: Any, mine: Collection[int]) -> None:
 
 
 def _kept(of_cache: Any) -> Iterable[Any]:
-    """Results that a cache holds by its dict, by a link or itself."""
+    """The results among an lru_cache's referents: in its dict, behind a link, or the referent itself."""
     if type(of_cache) is dict:
         return [one for value in of_cache.values() for one in _kept(value)]
     return gc.get_referents(of_cache) if type(of_cache).__name__ == LINK else (of_cache,)
 
 
 def _has(value: Any, mine: Collection[int], depth: int = DEPTH) -> bool:
-    """Whether it is one of the tensors, or tuples around one."""
+    """Whether a value is one of the tensors, or nested tuples that contain one."""
     if isinstance(value, tuple) and depth:
         return any(_has(one, mine, depth - 1) for one in value)
     return id(value) in mine

@@ -1,4 +1,4 @@
-"""Lists, dicts and sets that hang on modules: forward may change them in place, and a trace leaves nothing in them."""
+"""Lists, dicts and sets in attributes of modules: forward may change them in place, and a trace restores them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import nn
 
-_MOST = 10_000  # elements: what is longer holds data, and is not looked through
-OF_TORCH = frozenset(vars(nn.Module()))  # `_parameters` and its like
+_MOST = 10_000  # elements: a longer container holds data, and is not searched
+OF_TORCH = frozenset(vars(nn.Module()))  # `_parameters` and the like
 
 
 @contextlib.contextmanager
 def containers_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """The containers in attributes of modules, and those inside of these, hold afterwards what they held.
+    """At the end, the containers in attributes of modules, and containers nested in them, have their earlier contents.
 
-    Else the next trace would find what this one has put there, data-free tensors and the count of its calls, and calls
-    would be taken to be of another kind than the traced one.
+    Otherwise data-free tensors and counts of calls that the trace put there would be seen by the next trace, and later
+    calls would seem to be of another kind than the traced one.
     """
     found: dict[int, Any] = {}
     for module in modules:

@@ -1,6 +1,6 @@
-"""The hooks of the model itself: calls of the planned model run them around the graph, so they are not in it.
+"""Hooks. Calls of the planned model run the model's own hooks around the graph, so these are not part of it.
 
-Those of submodules run while the model is traced: what they make of a result is in the graph, nothing else.
+Hooks of submodules run while the model is traced: their changes to results are in the graph, other effects are lost.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @contextlib.contextmanager
 def own_hooks_left_out(model: nn.Module) -> Iterator[None]:
-    """Inside, a call of `model` runs none of the hooks that the user registered on it; submodules keep theirs.
+    """While inside, a call of `model` runs none of the hooks that the user registered on it; submodules keep theirs.
 
-    Hooks of torch.nn.utils (the old weight norm, pruning) stay: they make the attributes that forward reads.
+    Hooks of torch.nn.utils (the old weight norm, pruning) stay: they compute attributes that forward reads.
     """
     before = [(hooks, dict(hooks)) for hooks in (getattr(model, name) for name in _HOOKS)]
     for hooks, known in before:
@@ -39,8 +39,7 @@ def own_hooks_left_out(model: nn.Module) -> Iterator[None]:
 
 
 def users_hooks(model: nn.Module) -> list[str]:
-    """The submodules that have forward hooks of the user's own code, not of an installed package, by path; "all
-    modules" where there are hooks for all."""
+    """Paths of submodules with forward hooks of the user's own code; "all modules" for global hooks."""
     for_all = (*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values())
     hooks = [("all modules", hook) for hook in for_all] + [
         (path, hook)

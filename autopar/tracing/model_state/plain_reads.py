@@ -1,8 +1,8 @@
-"""Plain values that a forward reads of its modules: a graph has what they were, so calls look whether they changed.
+"""Plain values that a forward reads from its modules. They are constants of the graph, so calls check them.
 
-Loops set many: the weight of a term of the loss, the stage of a network that grows, a dropout's `p`, a field of the
-config. While a model is traced, what its code reads is noted, of modules and of objects that hang on them, and of the
-loss function's; values are looked up after the trace, when all that forward itself has set is put back.
+Training loops set many such values: the weight of a loss term, the stage of a network that grows, a dropout's `p`, a
+field of the config. While a model is traced, reads of attributes are noted for modules, objects that they hold, and the
+loss function. Values are looked up after the trace, when everything that forward itself has set is restored.
 """
 
 from __future__ import annotations
@@ -24,39 +24,40 @@ from torch import nn
 from autopar.tracing.leaves.loss_owners import Enclosed, owners_of
 from autopar.tracing.patching import attributes_set
 
+# Types of plain values: compared by identity, by value, and element by element.
 _TOLD_BY_IDENTITY = FunctionType, BuiltinFunctionType, type
 _NUMBERS = bool, int, float, complex, np.generic
 _SCALARS = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, enum.Enum, *_TOLD_BY_IDENTITY)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _PLAIN = (*_SCALARS, *_CONTAINERS, np.ndarray, torch.Tensor)
 _KINDS = frozenset(_PLAIN)
-_OTHERS = (nn.Module, torch.Tensor, MethodType, ModuleType)  # looked at elsewhere, or nothing
+_OTHERS = (nn.Module, torch.Tensor, MethodType, ModuleType)  # checked elsewhere, or not at all
 _MODULES_OWN = frozenset((*vars(nn.Module()), *vars(nn.Module), "__class__"))
 _LARGE = 256
-"""Containers of more elements are compared by identity and length: tables, which loops do not write into."""
+"""Elements: larger containers are compared by identity and length. They are tables, which loops do not change."""
 _UNKNOWN = object()
-_SET = -1  # no `id`
+_SET = -1  # differs from any `id`
 
 Place = tuple[str, tuple[str, ...]]
-"""The path of a module, and the names that lead from it to a value."""
+"""The path of a module, and the attribute names that lead from it to a value."""
 
 
 class PlainReads:
-    """The places of plain values that are read of a model's modules, and of its loss, while it is traced."""
+    """The places of plain values that are read from a model's modules and its loss while it is traced."""
 
     def __init__(self, model: nn.Module, loss_fn: Any = None) -> None:
         self._modules = {id(module): path for path, module in model.named_modules()}
         self._of_loss = {path: one for path, one in owners_of(loss_fn).items() if id(one) not in self._modules}
         self._modules |= {id(one): path for path, one in self._of_loss.items() if isinstance(one, nn.Module)}
-        self._objects: dict[int, tuple[Any, Place]] = {}  # that hang on modules, kept alive: ids stay theirs
+        self._objects: dict[int, tuple[Any, Place]] = {}  # held by modules; kept alive, so that no id is reused
         self._places: dict[Place, None] = {}
-        self._first: dict[Place, int] = {}  # of attributes, by `id`, what was read first; `_SET` of what was set before
+        self._first: dict[Place, int] = {}  # by attribute: `id` of what was read first; `_SET` if set before
         self._patches = contextlib.ExitStack()
         self._patched: set[type] = set()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, note what is read."""
+        """While inside, note what is read."""
         before: Any = nn.Module.__getattribute__
         registered: Any = nn.Module.__getattr__
         before_set: Any = nn.Module.__setattr__
@@ -75,7 +76,7 @@ class PlainReads:
             try:
                 value = registered(module, name)
             finally:
-                if path is not None:  # there or not
+                if path is not None:  # also if there is no such attribute
                     first.setdefault((path, (name,)), id(value))
             if value is None and name in module._buffers and path is not None:
                 note(value, path, (name,))
@@ -91,7 +92,7 @@ class PlainReads:
             for path, owner in self._of_loss.items():
                 if isinstance(owner, Enclosed):
                     for name, value in owner.items():
-                        if not isinstance(value, list):  # loops collect in them
+                        if not isinstance(value, list):  # training loops collect results in lists
                             note(value, path, (name,))
                 elif not isinstance(owner, nn.Module):
                     self._objects[id(owner)] = owner, (path, ())
@@ -106,7 +107,7 @@ class PlainReads:
             self._follow(type(value))
 
     def _follow(self, kind: type) -> None:
-        """From now on note what is read of objects of this type, where they hang on the model."""
+        """From now on note reads from objects of this type that the model holds."""
         if kind in self._patched or kind.__module__.partition(".")[0] in ("torch", "autopar"):
             return
         before: Any = kind.__getattribute__
@@ -119,33 +120,33 @@ class PlainReads:
                 note(value, path, (*names, name))
             return value
 
-        with contextlib.suppress(TypeError, AttributeError):  # types that are not written in Python
+        with contextlib.suppress(TypeError, AttributeError):  # types written in C
             self._patches.enter_context(attributes_set(kind, __getattribute__=read))
             self._patched.add(kind)
 
     def _state_of_loss(self) -> list[Place]:
-        """The buffers of the loss's modules, and whether they train; of the model's, other code looks at these."""
+        """The places of `training` and buffers of the loss's modules; those of the model are checked elsewhere."""
         modules = [(path, owner) for path, owner in self._of_loss.items() if isinstance(owner, nn.Module)]
         return [(path, (name,)) for path, owner in modules for name in ("training", *owner._buffers)]
 
     def began_with(self, path: str, name: str, value: Any) -> bool:
-        """Whether forward has read an attribute that had this value (None where there was none) before it set it."""
+        """Whether forward read an attribute with this value (None for a missing one) before it set it."""
         return self._first.get((path, (name,))) == id(value)
 
     @property
     def of_loss(self) -> Mapping[str, Any]:
-        """What the loss reads from, by path: modules, other objects, closures."""
+        """The objects that the loss reads from, by path: modules, other objects, closures."""
         return self._of_loss
 
     def has_read(self, path: str, name: str) -> bool:
-        """Whether forward has asked for an attribute before it set it."""
+        """Whether forward asked for an attribute before it set it."""
         return self._first.get((path, (name,)), _SET) != _SET
 
     def values(
         self, model: nn.Module, without: Iterable[nn.Module], kept: Iterable[tuple[str, str]] = ()
     ) -> PlainValues:
-        """What is there now; not of the modules in `without`, which are leaves: their own code runs at each call. Nor
-        attributes that are `kept`, which calls set or are given."""
+        """The current values, without those of modules in `without` (leaves, whose own code runs at each call), and
+        without attributes that are `kept` (calls set them or take them as inputs)."""
         leaves = {id(module) for leaf in without for module in leaf.modules()}
         modules = {path: module for path, module in model.named_modules() if id(module) not in leaves}
         modules |= self._of_loss
@@ -168,15 +169,15 @@ class PlainValues:
         self._values, self._of_loss = values, of_loss or {}
 
     def on(self, model: nn.Module) -> Callable[[], dict[str, Any]]:
-        """A look at `model`, or a copy of it, that is quick: the values that are others now, by name."""
+        """A fast check of `model` (or a copy of it): a function that returns the values that have changed, by name."""
         modules = {**self._of_loss, **dict(model.named_modules())}
-        quick: dict[str, dict[str, Any]] = {}  # by module, of those that its instance has
+        quick: dict[str, dict[str, Any]] = {}  # by module: scalars in the instance's own `__dict__`
         for (path, names), value in self._values.items():
             if names[0] in vars(modules[path]) and isinstance(value, _SCALARS) and len(names) == 1:
                 quick.setdefault(path, {})[names[0]] = value
         looks = []
         for path, values in quick.items():
-            twice = (*values.values(), *values.values())  # as an itemgetter of one name gives no tuple
+            twice = (*values.values(), *values.values())  # twice, since an itemgetter of a single name returns no tuple
             looks.append((vars(modules[path]), operator.itemgetter(*values, *values), twice, [*map(type, twice)]))
         others = [
             (modules[path], names, value)
@@ -188,9 +189,9 @@ class PlainValues:
             try:
                 for own, get, values, kinds in looks:
                     now = get(own)
-                    if now != values or [*map(type, now)] != kinds:  # 1 is no 1.0
+                    if now != values or [*map(type, now)] != kinds:  # 1 is not 1.0
                         return False
-            except Exception:  # gone, or now something that cannot be compared
+            except Exception:  # missing, or not comparable any more
                 return False
             return all(_same(_frozen(_value(module, names)), value) for module, names, value in others)
 
@@ -208,8 +209,10 @@ class PlainValues:
 
 
 class _Identity:
-    """A tensor or what is large, equal to itself alone; a tensor is not held, as a trace may have made it that nobody
-    keeps, and lists cannot but be."""
+    """A tensor or large container, equal only to itself.
+
+    Tensors are referenced weakly, as a trace may have made one that nobody keeps; lists do not allow weak references.
+    """
 
     def __init__(self, value: Any, length: int = 0) -> None:
         self._value: Callable[[], Any] = (lambda: value) if isinstance(value, _CONTAINERS) else weakref.ref(value)
@@ -229,10 +232,10 @@ def _same(now: Any, before: Any) -> bool:
 
 
 def _is_kept(module: nn.Module, names: tuple[str, ...], *, of_loss: bool) -> bool:
-    """Whether a value is the model's own to change: no tensor that it registers, property or function of a class.
+    """Whether a value is one that the user may change: no registered tensor, and no property or function of a class.
 
-    A buffer that is None is: one that comes in its place is read from then on. And a tensor that the loss registers is
-    a constant of the graph, so that another in its place is a change.
+    A buffer that is None counts, since a tensor set in its place would be read. A tensor that the loss registers counts
+    as well: it is a constant of the graph, so replacing it is a change.
     """
     owner = module if len(names) == 1 else _value(module, names[:-1])
     kind: type = type(owner)
@@ -260,7 +263,7 @@ def _value(module: nn.Module, names: tuple[str, ...]) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """A value that later ones are compared with; `_UNKNOWN` for what is not plain."""
+    """A value in a form that later values can be compared with; `_UNKNOWN` if it is not plain."""
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Graph passes: each works on any `torch.fx.Graph`, ours or an exported one."""
+"""Graph passes that work on any `torch.fx.Graph`, whether traced by us or exported."""
 
 from autopar.tracing.passes.autocast import fix_autocast
 from autopar.tracing.passes.batch_dims import remove_batch_dim_nodes

@@ -1,4 +1,4 @@
-"""Autocast regions of exported graphs: the body is handed what it computes in, by casts that one can see."""
+"""Autocast regions of exported graphs: explicit casts of a body's inputs to the dtype that it computes in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import fx
 
 
 def fix_autocast(graph: fx.Graph) -> int:
-    """Cast the floating inputs of autocast bodies of which every reader computes in the region's dtype.
+    """Cast those floating inputs of autocast bodies whose readers all compute in the region's dtype.
 
     Returns how many regions changed.
     """

@@ -1,7 +1,7 @@
-"""`vmap` in an exported graph: its bookkeeping rewritten to ordinary operations on the batched tensors.
+"""`vmap` in an exported graph: its bookkeeping is rewritten to ordinary operations on the batched tensors.
 
-The body of an exported `vmap` speaks of tensors without their batch dim. Here the batch dim becomes dim 0 and
-every operation of the body is shifted: pointwise ones are aligned, dims of the others counted one further.
+The body of an exported `vmap` describes tensors without their batch dim. Here the batch dim becomes dim 0 and every
+operation of the body is adapted: operands of pointwise ones are aligned, dims in others are increased by one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 _BOOKKEEPING = {"lazy_load_decompositions", "_vmap_increment_nesting", "_vmap_decrement_nesting"}
-_DIMS = {"dim", "dims", "dim0", "dim1", "source", "destination"}
+_DIMS = {"dim", "dims", "dim0", "dim1", "source", "destination"}  # names of arguments
 
 
 def remove_batch_dim_nodes(graph: fx.Graph) -> int:
@@ -20,7 +20,7 @@ def remove_batch_dim_nodes(graph: fx.Graph) -> int:
 
     Raises NotImplementedError naming an operation of a body that cannot be shifted.
     """
-    rank: dict[fx.Node, int] = {}  # nodes that have a batch dim in front, and their rank without it
+    rank: dict[fx.Node, int] = {}  # nodes with a leading batch dim: their rank without it
     count = 0
     for node in list(graph.nodes):
         name = getattr(node.target, "__name__", "")
@@ -54,7 +54,7 @@ def _to_front(graph: fx.Graph, source: Any, dim: Any) -> fx.Node:
 
 
 def _out(graph: fx.Graph, node: fx.Node, rank: dict[fx.Node, int]) -> fx.Node:
-    """The result with its batch dim: expanded where the body did not depend on the batch, moved where it is wanted."""
+    """The result with its batch dim: expanded if the body does not depend on the batch, and moved to its place."""
     source, _, batch, dim = node.args
     assert isinstance(source, fx.Node)
     value = source.meta.get("val")
@@ -69,6 +69,7 @@ def _out(graph: fx.Graph, node: fx.Node, rank: dict[fx.Node, int]) -> fx.Node:
 
 
 def _shift(graph: fx.Graph, node: fx.Node, rank: dict[fx.Node, int]) -> int:
+    """Adapt a node to operands with a leading batch dim; returns the rank of its result without that dim."""
     target = node.target
     logical = _rank(node)
     if isinstance(target, torch._ops.OpOverload):
@@ -99,7 +100,7 @@ def _one_further(dims: Any, rank: int) -> Any:
 
 
 def _widen(node: fx.Node, rank: dict[fx.Node, int]) -> None:
-    """The node's value now has the batch dim in front."""
+    """Give the node's value the leading batch dim."""
     value = node.meta.get("val")
     source = next((n.meta["val"] for n in node.all_input_nodes if n in rank and n.meta.get("val") is not None), None)
     if value is not None and source is not None:

@@ -1,4 +1,4 @@
-"""Checkpoint regions written back as calls of `torch.utils.checkpoint`."""
+"""Writes checkpoint regions back as calls of `torch.utils.checkpoint`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.tracing.traced import Traced
 
 
 def emit_checkpoints(traced: Traced) -> fx.GraphModule:
-    """A module that computes the trace with a real checkpoint call around each of its regions, nested ones included."""
+    """A module that computes the trace with a checkpoint call around each of its regions, including nested ones."""
     attributes = {
         str(n.target): traced.attribute(str(n.target))
         for n in traced.graph.nodes
@@ -52,7 +52,7 @@ def _fill(
         last = max(i for i, n in enumerate(nodes) if n in set(members))
         run = nodes[position : last + 1]
         between = [n for n in run if n not in set(members)]
-        for other in between:  # size and attribute nodes of the surroundings
+        for other in between:  # size and attribute nodes outside the region
             made[other] = graph.node_copy(other, made.__getitem__)
         _call_region(attributes, graph, members, depth, made, "_".join(map(str, region)))
         position = last + 1
@@ -66,6 +66,7 @@ def _call_region(
     made: dict[fx.Node, fx.Node],
     name: str,
 ) -> None:
+    """Make a `Checkpointed` submodule of a region's nodes, and call it in `graph`."""
     inside = set(members)
     inputs = list(dict.fromkeys(i for n in members for i in n.all_input_nodes if i not in inside))
     outputs = [n for n in members if any(user not in inside for user in n.users)]

@@ -1,4 +1,4 @@
-"""Erasing a node together with what only it needed."""
+"""Erasing a node together with everything that only it used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Removing writes in place from any graph: ours, exported, or symbolically traced.
+"""Removing in-place writes from any graph: ours, exported, or symbolically traced.
 
-A graph that was not recorded by us is first run on data-free tensors, which tells what is written and what
-shares storage. Without example values (`val` on placeholders) only writes into tensors that nothing looks into
-can be removed.
+A graph that we did not record is first run on data-free tensors, which shows what is written and what shares storage.
+Without example values (`val` on placeholders), only writes into tensors without views can be removed.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _BOOKKEEPING = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_asse
 
 
 def remove_inplace(graph: fx.Graph, *, strict: bool = True, recursive: bool = False) -> int:
-    """Make every write in place pure; returns how many there were.
+    """Replace every in-place write by a pure op; returns how many there were.
 
-    What cannot be done raises TraceError, or with `strict=False` leaves the graph as it is and returns a
-    negative count. `recursive` goes into the graphs of submodules that `get_attr` nodes name.
+    A write that cannot be replaced raises TraceError, or with `strict=False` leaves the graph as it is and returns a
+    negative count. `recursive` also processes the graphs of submodules that `get_attr` nodes name.
     """
     writers = [n for n in graph.nodes if is_in_place(n)]
     count = 0
@@ -62,7 +61,7 @@ def remove_inplace(graph: fx.Graph, *, strict: bool = True, recursive: bool = Fa
 
 
 def replace_inplace_targets(graph: fx.Graph) -> int:
-    """Change ATen in-place targets to their pure twins, and nothing else: for graphs where nothing is aliased."""
+    """Replace ATen in-place targets by their pure overloads, and change nothing else: for graphs without aliases."""
     count = 0
     for node in graph.nodes:
         twin = pure_overload(node.target)
@@ -89,7 +88,7 @@ def is_in_place(node: fx.Node) -> bool:
 
 
 def _with_values(graph: fx.Graph) -> int:
-    """Find out by a data-free run who writes where, then functionalise; the nodes' own `val` stay."""
+    """Find by a data-free run which nodes write which tensors, then functionalise; the nodes keep their own `val`."""
     before = {n: n.meta.get(VAL) for n in graph.nodes}
     marked: dict[fx.Node, Any] = {}
     values: dict[fx.Node, Any] = {}
@@ -110,6 +109,7 @@ def _with_values(graph: fx.Graph) -> int:
 
 
 def _run(node: fx.Node, graph: fx.Graph, values: dict[fx.Node, Any], marked: dict[fx.Node, Any]) -> Any:
+    """The data-free value of a node; `marked` collects, by node, the tensors that it has written."""
     if node.op == "placeholder":
         return pytree.tree_map_only(Tensor, _like, node.meta[VAL])
     if node.op == "get_attr":
@@ -140,7 +140,7 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def _without_values(graph: fx.Graph, writers: list[fx.Node]) -> int:
-    """Later readers of a written tensor read the pure result; only where nothing else can look into that tensor."""
+    """Let later readers of a written tensor read the pure result; only for tensors without views."""
     plans = [_plan(graph, w) for w in writers]
     for writer, (op, target) in zip(writers, plans, strict=True):
         with graph.inserting_before(writer):
@@ -157,6 +157,7 @@ def _without_values(graph: fx.Graph, writers: list[fx.Node]) -> int:
 
 
 def _plan(graph: fx.Graph, writer: fx.Node) -> tuple[str, Any]:
+    """Op and target of the pure form of a write; TraceError if none is certain to be equivalent."""
     written = writer.args[0] if writer.args else None
     overload = pure_overload(writer.target)
     name = str(writer.target).rstrip("_")

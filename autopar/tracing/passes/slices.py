@@ -1,4 +1,4 @@
-"""Slices and copies that change nothing."""
+"""Removing slices and copies that change nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import fx
 
 
 def remove_unnecessary_slices(graph: fx.Graph) -> int:
-    """Replace full-range `aten.slice` by its input, and a `copy_` of equal shape whose target is dead by its source.
+    """Replace full-range `aten.slice` by its input, and `copy_` of equal shape into a dead target by its source.
 
-    Returns how many nodes were removed. Graphs need `val` on nodes for the copies.
+    Returns how many nodes were removed. For the copies, nodes need `val`.
     """
     order = {node: i for i, node in enumerate(graph.nodes)}
     removed = 0

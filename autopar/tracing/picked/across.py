@@ -1,7 +1,7 @@
-"""Picked rows that do not lie along the first dim: `x[:, mask]`, `edge_index[:, kept]`, `rows.T`.
+"""Picked rows that lie along another dim than the first: `x[:, mask]`, `edge_index[:, kept]`, `rows.T`.
 
-What treats each row by itself, or sums over all, is told of rows along the first dim; the dims that a call names are
-counted as they are then.
+For ops that treat each row by itself, or reduce over all rows, the row dim is moved to the front, and dims that the
+call names are renumbered accordingly.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from autopar.tracing.targets import getter, writes_its_first
 Tensor = torch.Tensor
 _WHOLE = slice(None)
 _TURNS = ("t", "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis")
-_OF_THE_LAST = ("linear", "matmul", "layer_norm", "rms_norm", "one_hot")  # dim, and of no other
+_OF_THE_LAST = ("linear", "matmul", "layer_norm", "rms_norm", "one_hot")  # ops along the last dim only
 _OF_CLASSES = ("cross_entropy", "nll_loss", "multi_margin_loss", "cosine_embedding_loss")
 
 
 def picked(picks: Picks, values: Tensor, parts: tuple[Any, ...], place: int) -> Picked | None:
-    """What an index of slices, numbers and one mask picks, torch takes slices and numbers first; None where it is not
-    an index of `values`."""
+    """What an index of slices, numbers and one mask picks, the mask applied last; None if it does not fit `values`."""
     found = located(values, parts, place)
     if found is None:
         return None
@@ -45,8 +44,8 @@ def picked(picks: Picks, values: Tensor, parts: tuple[Any, ...], place: int) -> 
 
 
 def located(values: Tensor, parts: tuple[Any, ...], place: int) -> tuple[int, tuple[Any, ...] | None] | None:
-    """The dim that the rows of an index come to lie along, and the same index with the mask's dims whole; that is None
-    where nothing else is indexed."""
+    """The dim along which the picked rows of an index lie, and the index with the mask's dims whole (None if nothing
+    else is indexed). None if the index does not fit."""
     mask = parts[place]
     others = [*parts[:place], *parts[place + 1 :]]
     gap = values.ndim - mask.ndim - sum(one is not None and one is not Ellipsis for one in others)
@@ -64,7 +63,7 @@ def located(values: Tensor, parts: tuple[Any, ...], place: int) -> tuple[int, tu
 
 
 def picked_at(pick: Pick, values: Tensor, at: int) -> Picked:
-    """What is picked of a tensor whose dims from `at` on are the mask's."""
+    """What is picked of a tensor whose dims from `at` on are those of the mask."""
     with pick.recorder.on():
         number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
         kept = filled(values, pick.others, number, at).flatten(at, at + pick.mask.ndim - 1)
@@ -72,14 +71,14 @@ def picked_at(pick: Pick, values: Tensor, at: int) -> Picked:
 
 
 def lying(rows: Any, at: int) -> Any:
-    """The same rows (or all in a structure) with the dim that they lie along."""
+    """The same rows (or all rows in a structure), marked as lying along dim `at`."""
     for one in all_in(rows):
         one.at = at
     return rows
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What comes out, or NotImplemented; UnknownDataError for what is not told of rows along another dim."""
+    """The result, NotImplemented for rows along the first dim, or UnknownDataError for what is not supported."""
     met = all_in((args, kwargs))
     name = plain_name(func)
     first = met[0]
@@ -106,6 +105,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _told(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs: Any) -> Any:
+    """The result of a call with rows of one pick along dim `at`; NotImplemented where it is not supported."""
     at, values, met = first.at, first.values, all_in((args, kwargs))
     if name == "size" and len(args) + len(kwargs) <= 2:
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
@@ -135,7 +135,7 @@ def _told(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs: 
 
 
 def first_rows(one: Picked) -> Picked:
-    """The same rows along the first dim."""
+    """The same rows, moved to the first dim."""
     with one.pick.recorder.on():
         return Picked(one.pick, one.values.movedim(one.at, 0), one.places, one.holds) if one.at else one
 
@@ -145,7 +145,7 @@ def _turned(value: Any) -> Any:
 
 
 def _back(value: Any, at: int) -> Any:
-    """Rows along the first dim, where they lay."""
+    """Rows along the first dim, moved back to dim `at`."""
     for one in all_in(value) if at else []:
         with one.pick.recorder.on():
             moved = one.values.movedim(0, at)
@@ -154,7 +154,7 @@ def _back(value: Any, at: int) -> Any:
 
 
 def _along(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs: Any) -> Any:
-    """An op along dims that it names, or over all."""
+    """An op along named dims, or over all."""
     at, rank = first.at, first.values.ndim
     place, default = ALONG[name]
     along = args[place] if len(args) > place else kwargs.get("dim", default)
@@ -178,7 +178,7 @@ def _along(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs:
 
 
 def _order(func: Any, name: str, first: Picked, rest: Any, kwargs: Any) -> list[int] | None:
-    """The order of dims that a call turns a tensor's to; None for other calls, and where the rows stay in front."""
+    """The order of dims that a transposing call gives; None for other calls, and if the rows stay in front."""
     rank = first.values.ndim
     order = list(range(rank))
     if func == getter("T") or (name == "t" and rank <= 2):
@@ -200,19 +200,19 @@ def _order(func: Any, name: str, first: Picked, rest: Any, kwargs: Any) -> list[
 
 
 def _reach(one: Picked) -> int:
-    """From the last dim to that of the rows."""
+    """The number of dims from that of the rows to the last, both included."""
     return one.values.ndim - one.at
 
 
 def _fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
-    """Whether operands broadcast with all rows as they do with those that are picked, which lie as far from the end."""
+    """Whether operands broadcast with all rows as with the picked ones, with the row dim counted from the end."""
     rank, reach = max(one.values.ndim for one in met), _reach(met[0])
     others = [one for one in pytree.tree_leaves((args, kwargs)) if is_plain(one)]
     return all(one.ndim <= rank and (one.ndim < reach or one.shape[-reach] == 1) for one in others)
 
 
 def _indexed(picks: Picks, first: Picked, index: Any) -> Any:
-    """Some of each row: `edge_index[0]`."""
+    """A part of each row: `edge_index[0]`."""
     parts = index if isinstance(index, tuple) else (index,)
     masks = [one for one in parts if isinstance(one, Picked)]
     if masks:
@@ -240,7 +240,7 @@ def _indexed(picks: Picks, first: Picked, index: Any) -> Any:
 
 
 def _in_a_row(picks: Picks, name: str, first: Picked, rest: Any, kwargs: Any) -> Any:
-    """The rows of all that lies before them, one behind the other: `x[:, mask].flatten(0, 1)`."""
+    """Flattened dims up to that of the rows, `x[:, mask].flatten(0, 1)`: rows of all leading indices in sequence."""
     at, sizes = first.at, first.values.shape
     behind = list(sizes[at + 1 :])
     if name == "flatten":

@@ -1,7 +1,7 @@
-"""Whole tensors beside picked rows, which are as many: `F.cross_entropy(logits[mask], labels)`, `x[mask] + features`.
+"""Whole tensors that have as many rows as are picked: `F.cross_entropy(logits[mask], labels)`, `x[mask] + features`.
 
-The k-th row of them is that of the k-th which is picked. Where these are not as many, which eager mode refuses, the
-places that are read lie behind the last one: an error when the model runs.
+The k-th row of such a tensor belongs to the k-th picked row. If their numbers differ, which eager mode refuses, the
+indices that are read exceed the last row: an error when the model runs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from autopar.tracing.picked.sums import LOSSES, OF_ROWS
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
-_BROADCAST = ("weight", "pos_weight")  # arguments of losses
+_BROADCAST = ("weight", "pos_weight")  # arguments of losses that broadcast over rows
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the call makes with rows in the place of those tensors; NotImplemented where there are none."""
+    """The call with such tensors replaced by picked rows; NotImplemented if there are none."""
     met, name = all_in((args, kwargs)), plain_name(func)
     pick, rank = met[0].pick, max(one.values.ndim for one in met)
     if any(one.pick is not pick or one.at for one in met) or not (func in LOSSES or is_elementwise(name, args, kwargs)):
@@ -43,7 +43,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _rows(picks: Picks, pick: Pick, values: Tensor) -> Picked:
-    """Each at the row that is picked as the how manieth."""
+    """The rows of a whole tensor, each placed at the row that it belongs to."""
     count = values.shape[0]
     with picks.recorder.on():
         place = (pick.rows.cumsum(0) - 1).masked_fill(pick.other_rows, 0)

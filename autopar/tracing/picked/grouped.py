@@ -1,7 +1,7 @@
-"""As many picked rows of each sample, `x[visible].reshape(batch, 49, -1)` of masked autoencoders: a tensor again.
+"""The same number of picked rows in each sample, `x[visible].reshape(batch, 49, -1)`: a plain tensor again.
 
-In each sample those that are picked come first. Where they are not as many as the call says, the places that are read
-lie behind the last one: an error when the model runs.
+Masked autoencoders do this. In each sample the picked rows come first. If their number differs from that in the call,
+the indices that are read exceed the last row: an error when the model runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The rows of each sample; NotImplemented for anything else."""
+    """The picked rows of each sample as a tensor; NotImplemented for any other call."""
     rows = args[0] if args else None
     if plain_name(func) not in ("view", "reshape") or kwargs or not isinstance(rows, Picked) or rows.at:
         return NotImplemented

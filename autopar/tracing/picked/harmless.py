@@ -1,7 +1,7 @@
-"""What rows that are not picked hold while an op runs on all rows: numbers that it makes finite ones of.
+"""What rows that are not picked hold while an op runs on all rows: numbers whose results and derivatives are finite.
 
-Their gradients are zeros, but a zero times an infinite derivative is none, and what a weight has of all rows would be
-lost with it. And an index or a divisor out of range is an error in whichever row it is.
+The gradients of these rows are zero, but zero times an infinite derivative is NaN, which would spoil the gradient of a
+weight, summed over all rows. And an index or divisor out of range is an error in any row.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from autopar.tracing.picked.picked import ANY, FILLED, FINITE, HARMLESS, Picked,
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
-_MOVING = {  # elements, and computing none
+_MOVING = {  # ops that move elements and compute none
     "view", "reshape", "flatten", "getitem", "transpose", "swapaxes", "permute", "unsqueeze", "squeeze", "cat",
     "concat", "stack", "chunk", "split", "unbind", "select", "narrow", "to", "type", "float", "double", "clone",
     "contiguous", "detach", "type_as", "cpu", "cuda",
 }  # fmt: skip
-_FINITE = {  # whose results and derivatives are finite where what they are given is
+_FINITE = {  # ops whose results and derivatives are finite for finite operands
     "add", "sub", "subtract", "rsub", "neg", "negative", "positive", "mul", "multiply", "linear", "matmul", "mm",
     "bmm", "conv1d", "conv2d", "conv3d", "relu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus", "leaky_relu",
     "elu", "selu", "celu", "hardtanh", "hardswish", "hardsigmoid", "relu6", "logsigmoid", "softsign", "abs", "clamp",
@@ -29,6 +29,7 @@ _FINITE = {  # whose results and derivatives are finite where what they are give
     "layer_norm", "rms_norm", "group_norm", "any", "all", "eq", "ne", "lt", "le", "gt", "ge", "cross_entropy",
     "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
 }  # fmt: skip
+# Ops for which integers are indices.
 _INDEXING = {
     "embedding", "gather", "one_hot", "index", "index_select", "cross_entropy", "nll_loss", "multi_margin_loss",
     "multilabel_margin_loss",
@@ -37,29 +38,30 @@ _INDEXING = {
 
 IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__idiv__")
 LAYING = {"view", "reshape", "flatten", "contiguous", "to", "type", "float", "double", "type_as"}
-"""What may share memory with what it is given, or not, as that lies: all rows may lie otherwise than those picked."""
+"""Ops that return a view or a copy, depending on strides: all rows may have other strides than the picked ones."""
 
 
 def meaning(func: Any, args: Any) -> str:
-    """The name of what a function does to its first argument: to divide by a number is to multiply."""
+    """The name of what a function does to its first argument: dividing by a number is multiplying."""
     name = plain_name(func).removeprefix("i") if func.__name__ in IN_PLACE else plain_name(func)
     by_number = len(args) == 2 and isinstance(args[0], Picked) and isinstance(args[1], (int, float))
     return "mul" if by_number and name in ("div", "true_divide") and "__r" not in func.__name__ else name
 
 
 def given(name: str, arguments: Any) -> Any:
-    """The arguments of an op of this name, all rows in the place of those that are picked."""
+    """The arguments of an op of this name, with all rows in place of picked ones."""
     return pytree.tree_map_only(Picked, lambda one: _given(name, one), arguments)
 
 
 def holding(name: str, met: list[Picked]) -> int:
-    """What is in the rows of its result that are not picked."""
+    """What the rows of an op's result that are not picked hold: FILLED, FINITE or ANY."""
     if name in _MOVING:
         return min(one.holds for one in met)
     return FINITE if name in _FINITE else ANY
 
 
 def _given(name: str, one: Picked) -> Tensor:
+    """All rows as an operand of an op, with rows that are not picked filled if their contents may harm it."""
     values = one.values
     if name in _MOVING or values.dtype == torch.bool:
         return values

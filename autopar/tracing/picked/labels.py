@@ -1,7 +1,7 @@
-"""Labels that a mask picks of padded rows, as CTC losses are given them: all in a row, as many as the data says.
+"""Labels that a mask picks from padded rows, concatenated, as CTC losses take them: how many there are depends on data.
 
-No data-free tensor stands for them. The loss takes padded rows as well, with the same lengths, and these have a size:
-what is picked of a row comes first there.
+The loss also takes padded rows with the same lengths, and these have a known size: there the picked labels of each row
+come first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CASTS = ("to", "long", "int")
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A loss with padded rows in the place of labels that a mask has picked; NotImplemented for anything else."""
+    """The loss with padded rows in place of labels that a mask has picked; NotImplemented for any other call."""
     if func is not torch.nn.functional.ctc_loss:
         return NotImplemented
     names = ("log_probs", "targets", "input_lengths", "target_lengths")
@@ -33,9 +33,9 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def padded(picked: Picked, lengths: object) -> Tensor:
-    """The rows of labels, what is picked first in each, and zeros behind; `lengths`: how much that is.
+    """The rows of labels, with the picked ones first in each row, and zeros behind. `lengths`: their numbers.
 
-    Raises UnknownDataError where these are not the mask's own counts.
+    Raises UnknownDataError if these are not the mask's own counts.
     """
     pick = picked.pick
     if pick.mask.ndim != 2 or picked.values.ndim != 1 or not _counts(pick, lengths):
@@ -47,7 +47,7 @@ def padded(picked: Picked, lengths: object) -> Tensor:
 
 
 def _counts(pick: Pick, lengths: object) -> bool:
-    """Whether some lengths are the sums of the mask's rows, as they are or in another dtype."""
+    """Whether lengths are the sums of the mask's rows, possibly in another dtype."""
     node = pick.recorder.nodes.get(id(lengths))
     while node is not None and node.target in _CASTS and isinstance(node.args[0], fx.Node):
         node = node.args[0]

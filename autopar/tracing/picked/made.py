@@ -1,4 +1,5 @@
-"""Tensors that are made as long as what a mask picks: `torch.ones(rows.shape[0])`, `torch.arange(len(rows))`."""
+"""Tensors that are created with as many rows as a mask picks: `torch.ones(rows.shape[0])`,
+`torch.arange(len(rows))`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _OF_SIZES = {torch.ones: 0, torch.zeros: 0, torch.empty: 0, torch.full: 0} | {
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As many rows as are picked, where the first size is their number; NotImplemented for anything else."""
+    """As many rows as are picked, if the first size is their number; NotImplemented for any other call."""
     if func is torch.arange:
         return _places(picks, *args, **kwargs)
     if func not in _OF_SIZES:
@@ -35,12 +36,12 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _counted(picks: Picks, number: Any) -> Pick | None:
-    """The pick whose rows this is the number of."""
+    """The pick whose number of rows this is."""
     return next((pick for pick in picks.made if pick.counted is not None and pick.counted is number), None)
 
 
 def _places(picks: Picks, *ends: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    """The how manieth each row is."""
+    """The index of each row among the picked ones."""
     ends = ends or (kwargs.pop("end", None),)
     from_zero = len(ends) == 1 or (len(ends) == 2 and type(ends[0]) is int and ends[0] == 0)
     pick = _counted(picks, ends[-1]) if from_zero else None

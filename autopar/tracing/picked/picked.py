@@ -1,9 +1,9 @@
 """Rows that a mask of unknown contents picks: `logits[mask]`, `x[mask.nonzero()]`, `masked_select`.
 
-How many there are depends on data, so that no data-free tensor stands for them. All rows do, beside the mask: what
-treats each row by itself treats them all, those that are not picked hold a harmless number, and what puts rows together
-(a sum, a mean, a loss) leaves them out. So losses over masked tokens, labelled nodes or valid pixels are op by op in
-the graph, split like any other. Who asks for what only the picked rows can tell gets UnknownDataError.
+How many there are depends on data, so no data-free tensor can represent them. Instead all rows are kept, with the mask.
+Ops that treat each row by itself run on all rows; rows that are not picked hold a harmless number; and ops that combine
+rows (a sum, a mean, a loss) leave these out. So losses over masked tokens, labelled nodes or valid pixels are recorded
+op by op, and sharded like any other. Asking for what only the picked rows can tell raises UnknownDataError.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-EACH, ROW = -1, -2
+EACH, ROW = -1, -2  # values of `Picked.places`
 HARMLESS = 0.5
-"""In rows that are not picked: logarithms, roots and quotients of it have values and gradients."""
+"""Fills rows that are not picked: its logarithm, root and quotients have finite values and gradients."""
 FILLED, FINITE, ANY = 2, 1, 0
-"""What rows that are not picked hold: that (whole numbers: zeros), what is finite, or anything."""
+"""What rows that are not picked hold: HARMLESS (integers: 0), finite numbers, or anything."""
 
 
 class Pick:
-    """A mask of unknown contents as it was when it picked, its contrary, both flat, and how many rows are picked."""
+    """A copy of a mask of unknown contents that picked rows, its complement, both also flat, and the rows' number."""
 
     def __init__(self, recorder: Recorder, mask: Tensor) -> None:
         self.recorder, self.node = recorder, recorder.node_of(mask)
         self._given, self._version = mask, mask._version
         with recorder.on():
-            self.mask = mask.clone()  # whose contents the user may change
+            self.mask = mask.clone()  # the user may write into the original
             self.rows = self.mask if mask.ndim == 1 else self.mask.flatten()
             self.others = self.mask.logical_not()
             self.other_rows = self.others if mask.ndim == 1 else self.others.flatten()
         self._count: Tensor | None = None
-        self.least = 0  # of how many rows it is known that they are picked
+        self.least = 0  # lower bound of the number of picked rows
         self.counted: Any = None
-        """How many rows are picked, a number that is not known, once it was asked for."""
+        """The number of picked rows (an unknown number), once it was asked for."""
 
     @property
     def count(self) -> Tensor:
-        """How many rows are picked."""
+        """The number of picked rows as a tensor."""
         if self._count is None:
             with self.recorder.on(), torch.no_grad():
                 self._count = self.rows.sum()
@@ -56,7 +56,7 @@ class Pick:
 
     @property
     def number(self) -> Any:
-        """The same as a number."""
+        """The number of picked rows as a number."""
         if self.counted is None:
             with self.recorder.on():
                 self.counted = self.count.item()
@@ -65,13 +65,13 @@ class Pick:
         return self.counted
 
     def is_of(self, mask: Tensor) -> bool:
-        """Whether a mask holds what this one did: itself, unchanged, or `labels >= 0` written twice."""
+        """Whether a mask has these contents: the same tensor, unchanged, or computed alike (`labels >= 0`, twice)."""
         if mask is self._given:
             return mask._version == self._version
         return mask.shape == self.mask.shape and self.is_made_by(self.recorder.node_of(mask))
 
     def is_made_by(self, node: Any) -> bool:
-        """Whether a node's result is alike, as no tensor that it was made of has been written into."""
+        """Whether a node's result has the mask's contents; tensors that it was computed from must not be written."""
         read: set[fx.Node] = set()
         if not same_contents(self.node, node, read):
             return False
@@ -79,7 +79,7 @@ class Pick:
         return all(tensor._version == 0 for tensor in self.recorder.alive if nodes.get(id(tensor)) in read)
 
     def of(self, values: Tensor) -> Picked:
-        """What is picked of a tensor whose first dims are the mask's."""
+        """What is picked of a tensor whose first dims are those of the mask."""
         with self.recorder.on():
             number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
             kept = filled(values, self.others, number)
@@ -87,7 +87,7 @@ class Pick:
         return Picked(self, kept, holds=FILLED)
 
     def indices(self) -> tuple[Picked, ...]:
-        """Where the picked elements are, a tensor a dim."""
+        """The indices of the picked elements, one tensor for each dim."""
         with self.recorder.on():
             made = []
             for dim, length in enumerate(self.mask.shape):
@@ -98,9 +98,11 @@ class Pick:
 
 
 class Picked(Tensor):
-    """Rows that are picked, a tensor to who asks whether they are one. `values` has all (rows, ...); `places`: the dim
-    whose indices they are, `EACH` where the columns are those of each dim, `ROW` where they count the rows; `at`: the
-    dim that the rows lie along."""
+    """Picked rows; they pass as a tensor in `isinstance`.
+
+    `values`: all rows, of shape (rows, ...). `places`: the dim of the mask whose indices these rows are; `EACH` if
+    their columns are the indices of all dims, `ROW` if they count the rows. `at`: the dim that the rows lie along.
+    """
 
     at = 0
 
@@ -116,12 +118,12 @@ class Picked(Tensor):
         return made
 
     def written(self, holds: int) -> None:
-        """Note that the rows are written into, and what those that are not picked hold now."""
+        """Note a write into the rows, and what those that are not picked hold now."""
         self.places, self._holds, self._as_of = None, holds, self.values._version
 
     @property
     def holds(self) -> int:
-        """What is in the rows that are not picked."""
+        """What the rows that are not picked hold."""
         return self._holds if self.values._version == self._as_of else ANY
 
     @classmethod
@@ -187,7 +189,7 @@ def _alike(name: str) -> property:
 
 
 for _name in {name for name in dir(Tensor) if not name.startswith("_")} - set(vars(Picked)):
-    # before torch's parsers, which ask for numbers that are not known
+    # overridden, since torch's argument parsers would ask for unknown numbers
     setattr(Picked, _name, _called(_member) if callable(_member := getattr(Tensor, _name)) else _read(_name))
 for _name in ("dtype", "ndim", "requires_grad", "layout", "is_cuda", "is_meta"):
     setattr(Picked, _name, _alike(_name))
@@ -195,7 +197,7 @@ _EMPTY = torch.empty(0, device="meta")
 
 
 def is_plain(value: Any) -> TypeGuard[Tensor]:
-    """Whether a value is a tensor, and not what a mask picks."""
+    """Whether a value is a tensor, but not picked rows."""
     return isinstance(value, Tensor) and not isinstance(value, Picked)
 
 
@@ -214,12 +216,12 @@ def all_in(value: Any) -> list[Picked]:
 
 
 def masked(picked: Picked, fill: Any) -> Tensor:
-    """All rows, those that are not picked filled."""
+    """All rows, with those that are not picked filled."""
     with picked.pick.recorder.on():
         return filled(picked.values, picked.pick.other_rows, fill, picked.at)
 
 
 def filled(values: Tensor, where: Tensor, number: Any, at: int = 0) -> Tensor:
-    """With a number where a mask of the dims from `at` on is true."""
+    """A copy with a number where a mask, of the dims from `at` on, is true."""
     beside = values.ndim - where.ndim - at
     return values.masked_fill(where[(..., *[None] * beside)] if beside else where, number)

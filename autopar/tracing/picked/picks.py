@@ -1,4 +1,4 @@
-"""The masks of a trace that pick rows, and what becomes of a call that picks some or is given some."""
+"""The masks of a trace that pick rows, and how calls that pick rows or take picked rows are recorded."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ _BEFORE_INPUT = {"condition", "sorted_sequence", "n"}  # arguments of `where`, `
 
 
 class Picks:
-    """The masks of a trace that pick rows."""
+    """The masks of a trace that have picked rows."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.made: list[Pick] = []
-        self.joined: dict[Any, Pick] = {}  # of rows that are put behind others, by what is put together
-        self.begin: Callable[[], Any] = lambda: None  # what there is to do once rows are picked
-        self.laid: set[Any] = set()  # memory that rows lie in of which it is not known who shares it
+        self.joined: dict[Any, Pick] = {}  # picks of concatenated or flattened rows, by their parts
+        self.begin: Callable[[], Any] = lambda: None  # called when the first rows are picked
+        self.laid: set[Any] = set()  # storages of rows that other results may or may not share
         self.dense: Pick | None = None
-        """Whose rows a product has met. A second one is likely an expert of several, which runs on few rows each."""
+        """The pick whose rows were multiplied by a matrix. A second such pick probably means several experts, which
+        run on few rows each and should not run on all rows."""
 
     def __bool__(self) -> bool:
         return bool(self.made)
 
     def of(self, mask: Tensor) -> Pick:
-        """The pick of a mask, that of an earlier one with the same contents."""
+        """The pick of a mask; an earlier one with the same contents is reused."""
         for pick in self.made:
             if pick.is_of(mask):
                 return pick
@@ -45,7 +46,7 @@ class Picks:
         return self.made[-1]
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a torch function makes of picked rows; UnknownDataError where only these can tell."""
+        """The result of a torch function of picked rows; UnknownDataError if it needs to know which rows are picked."""
         from autopar.tracing.picked.ways import WAYS
 
         first = all_in((args, kwargs))[0]
@@ -62,7 +63,7 @@ class Picks:
         raise first.unknown(name)
 
     def selection(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `x[mask]`, `masked_select`, `nonzero` or `torch.where(mask)` pick; None where it is something else."""
+        """What `x[mask]`, `masked_select`, `nonzero` or `torch.where(mask)` picks; None for any other call."""
         if func in COUNTING and len(args) == 1 and isinstance(args[0], Tensor):
             return self._places(func, args[0], kwargs)
         if len(args) != 2 or kwargs or not isinstance(args[0], Tensor):
@@ -86,6 +87,7 @@ class Picks:
         return across.picked(self, values, parts, masks[0])
 
     def _places(self, func: Any, mask: Tensor, kwargs: dict[str, Any]) -> Any:
+        """The indices that `nonzero`, `argwhere` or `torch.where(mask)` returns."""
         if not mask.ndim or kwargs.keys() - {"as_tuple"}:
             return None
         if mask.dtype != torch.bool:

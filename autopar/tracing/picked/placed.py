@@ -1,6 +1,6 @@
-"""Picked rows as places: `y[:, mask] = x[:, mask]`, `y[mask, classes[mask]] = 1`, `y[kept] = v`, sums by places.
+"""Picked rows as indices: `y[:, mask] = x[:, mask]`, `y[mask, classes[mask]] = 1`, `y[kept] = v`, sums by index.
 
-Rows that are not picked are added as zeros; where rows are written, theirs go behind the last one, which is cut off.
+In sums, rows that are not picked are added as zeros; in writes, they go to an extra row at the end, which is cut off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ADDING = {"index_add": "source", "scatter_add": "src"}
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """None, or what is written into, once the write is in the graph, or the sums; NotImplemented for anything else."""
+    """The sums or the written tensor (None for `__setitem__`); NotImplemented for any other call."""
     first = args[0] if args else None
     if func is Tensor.__setitem__ and is_plain(first):
         return _written(picks, first, args[1], args[2])
@@ -43,6 +43,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _added(picks: Picks, func: Any, key: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`index_add` or `scatter_add` of picked rows at picked indices."""
     named = dict(zip(("self", "dim", "index", key), args, strict=False)) | kwargs
     index, source, dim = named.get("index"), named.get(key), named.get("dim")
     if not isinstance(index, Picked) or not isinstance(source, Picked) or type(dim) is not int or len(named) > 4:
@@ -57,7 +58,7 @@ def _added(picks: Picks, func: Any, key: str, args: Any, kwargs: dict[str, Any])
 
 
 def _in_order(picks: Picks, func: Any, target: Tensor, mask: Any, rows: Any) -> Any:
-    """`masked_scatter` of what the same mask has picked: each lands where it was."""
+    """`masked_scatter` of rows that the same mask has picked: each returns to its own place."""
     if isinstance(mask, Picked) or not isinstance(rows, Picked) or rows.at:
         return NotImplemented
     with picks.recorder.on():
@@ -72,6 +73,7 @@ def _in_order(picks: Picks, func: Any, target: Tensor, mask: Any, rows: Any) -> 
 
 
 def _counted(picks: Picks, values: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """`bincount` of picked values."""
     if not isinstance(values, Picked) or (weights is not None and not isinstance(weights, Picked)):
         return NotImplemented
     if weights is not None and weights.pick is not values.pick:
@@ -84,6 +86,7 @@ def _counted(picks: Picks, values: Any, weights: Any = None, minlength: int = 0)
 
 
 def _scattered(picks: Picks, name: str, in_place: bool, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`scatter` or `scatter_reduce` at picked indices."""
     names = ("self", "dim", "index", "value" if "value" in kwargs else "src", "reduce")
     named = dict(zip(names, args, strict=False)) | kwargs
     target, dim, index = named.pop("self"), named.pop("dim", None), named.pop("index", None)
@@ -103,6 +106,7 @@ def _scattered(picks: Picks, name: str, in_place: bool, args: Any, kwargs: dict[
 
 
 def _written(picks: Picks, target: Tensor, index: Any, value: Any) -> Any:
+    """`target[index] = value`, where picked rows are in the index."""
     parts = index if isinstance(index, tuple) else (index,)
     while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == _WHOLE:
         parts = parts[:-1]
@@ -131,7 +135,7 @@ def _is_value(value: Any, pick: Any, beside: int) -> bool:
 
 
 def _masked_at(picks: Picks, target: Tensor, parts: Any, place: int, value: Any) -> Any:
-    """`y[:, mask] = rows`, which lie along the same dim."""
+    """`y[:, mask] = rows`, where the rows lie along the same dim."""
     found = located(target, parts, place)
     if found is None or not isinstance(value, Picked):
         return NotImplemented
@@ -148,7 +152,7 @@ def _masked_at(picks: Picks, target: Tensor, parts: Any, place: int, value: Any)
 
 
 def _into_columns(picks: Picks, target: Tensor, column: Picked, value: Any) -> None:
-    """`y[mask, classes] = 1`: an element of each row."""
+    """`y[mask, classes] = 1`: one element of each row."""
     pick = column.pick
     with picks.recorder.on():
         length = target.shape[-1]
@@ -163,7 +167,7 @@ def _into_columns(picks: Picks, target: Tensor, column: Picked, value: Any) -> N
 
 
 def _into_rows(picks: Picks, target: Tensor, places: Picked, value: Any) -> None:
-    """`y[places] = v`: whole rows, wherever they are."""
+    """`y[places] = v`: whole rows at given indices."""
     with picks.recorder.on():
         size = target.shape[0]
         number = masked(places, size)

@@ -1,4 +1,4 @@
-"""Picked rows put behind others (`cat`), and products that sum over them (`rows.T @ rows`, `einsum`)."""
+"""Concatenated picked rows (`cat`), and products that sum over picked rows (`rows.T @ rows`, `einsum`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PRODUCTS = ("matmul", "mm", "mv", "dot", "rmatmul")
 
 
 def joined(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows of several masks, and whole tensors, one behind the other; NotImplemented for anything else."""
+    """Concatenated rows of several masks, and whole tensors; NotImplemented for any other call."""
     if plain_name(func) not in _JOINING or not args or not isinstance(args[0], (tuple, list)):
         return NotImplemented
     parts = list(args[0])
@@ -40,7 +40,7 @@ def joined(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def stacked(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows of one mask over each other, `torch.stack([source, target])`; NotImplemented for anything else."""
+    """Stacked rows of one mask, `torch.stack([source, target])`; NotImplemented for any other call."""
     if plain_name(func) != "stack" or not args or not isinstance(args[0], (tuple, list)):
         return NotImplemented
     parts = list(args[0])
@@ -65,7 +65,7 @@ def _mask(one: Any, at: int) -> Tensor:
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A product that sums over the rows, or keeps them where they lie; NotImplemented for others."""
+    """A product that sums over the rows, or keeps their dim; NotImplemented for others."""
     name = plain_name(func)
     if name == "einsum":
         return _einsum(picks, *args, **kwargs)
@@ -83,7 +83,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _is_open_to(picks: Picks, *met: Picked) -> bool:
-    """Whether a product of rows may run: all are of one mask, which is that of earlier products."""
+    """Whether a product of rows may run on all rows: all are of one mask, which is also that of earlier products."""
     pick: Pick = met[0].pick
     if any(one.pick is not pick for one in met) or picks.dense not in (None, pick):
         return False
@@ -92,6 +92,7 @@ def _is_open_to(picks: Picks, *met: Picked) -> bool:
 
 
 def _einsum(picks: Picks, equation: Any, *operands: Any) -> Any:
+    """An einsum of rows of one mask: the letter of the row dim is summed over, or kept in the output."""
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or "." in equation or "->" not in equation:

@@ -1,4 +1,4 @@
-"""What treats each picked row by itself: it runs on all rows."""
+"""Ops that treat each picked row by itself: they run on all rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 
 Tensor = torch.Tensor
-ALONG = {  # the place of `dim`, and its default
+ALONG = {  # by op: position of the argument `dim`, and its default
     "softmax": (1, None), "log_softmax": (1, None), "softmin": (1, None), "sum": (1, None), "mean": (1, None),
     "amax": (1, None), "amin": (1, None), "max": (1, None), "min": (1, None), "argmax": (1, None), "argmin": (1, None),
     "logsumexp": (1, None), "cumsum": (1, None), "prod": (1, None), "any": (1, None), "all": (1, None),
@@ -25,6 +25,7 @@ ALONG = {  # the place of `dim`, and its default
     "normalize": (2, 1), "cosine_similarity": (2, 1), "glu": (1, -1), "chunk": (2, 0), "unbind": (1, 0),
     "split": (2, 0), "select": (1, None), "narrow": (1, None),
 }  # fmt: skip
+# Ops whose first dim is a batch; functions that keep `Picked.places`; and products, which are costly on all rows.
 _OF_A_BATCH = {
     "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d", "max_pool1d", "max_pool2d", "avg_pool1d",
     "avg_pool2d", "one_hot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "pairwise_distance",
@@ -34,7 +35,7 @@ _PRODUCTS = {"linear", "matmul", "bmm", "mm", "conv1d", "conv2d", "conv3d"}
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The rows that come out, or NotImplemented."""
+    """The resulting rows, or NotImplemented."""
     met = all_in((args, kwargs))
     pick = met[0].pick
     if any(one.pick is not pick for one in met) or writes_its_first(func):
@@ -75,7 +76,7 @@ def run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
     holds = holding(name, met)
     with picks.recorder.on():
         made = func(*shown, **named)
-    if [copy._version for copy in copies] != versions:  # `F.elu(rows, inplace=True)` leaves the rows as they were
+    if [copy._version for copy in copies] != versions:  # `F.elu(rows, inplace=True)` wrote into a copy
         return NotImplemented
     if any(rows._version != version and storage_of(rows) in picks.laid for rows, version in before):
         return NotImplemented
@@ -85,7 +86,7 @@ def run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _places(func: Any, args: Any, made: Tensor) -> int | None:
-    """Of which dim the rows that come out are the indices."""
+    """The dim whose indices the resulting rows are, if any."""
     first = args[0] if args else None
     if not isinstance(first, Picked) or first.places is None or func.__name__ not in _KEEPING:
         return None
@@ -98,6 +99,7 @@ def _places(func: Any, args: Any, made: Tensor) -> int | None:
 
 
 def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Picked]) -> bool:
+    """Whether an op treats each row by itself, given these arguments."""
     first = args[0] if args else None
     if is_elementwise(name, args, kwargs):
         return fit(met, args, kwargs)
@@ -143,7 +145,7 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
 
 
 def is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if name == "where":  # that of a condition alone tells places
+    if name == "where":  # with only a condition it returns indices
         return len(args) + len(kwargs) == 3
     if name in ("max", "min"):
         return isinstance(args[1] if len(args) > 1 else kwargs.get("other"), Tensor)
@@ -151,14 +153,14 @@ def is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
-    """Whether operands broadcast with all rows as they do with those that are picked."""
+    """Whether operands broadcast with all rows as they do with the picked ones."""
     rank = max(one.values.ndim for one in met)
     others = [t for t in pytree.tree_leaves((args, kwargs)) if is_plain(t)]
     return all(one.values.ndim == rank for one in met) and all(t.ndim < rank or _is_one_row(t, rank) for t in others)
 
 
 def narrowed(pick: Pick, again: Tensor) -> Tensor:
-    """The mask of what another one picks of picked rows."""
+    """The mask of what a second mask picks from rows that are picked already."""
     with pick.recorder.on():
         rows = pick.rows
         for _ in range(again.ndim - 1):
@@ -184,7 +186,7 @@ def _size(name: str, picked: Picked, dim: int | None = None) -> Any:
 
 
 def _sizes(pick: Pick, name: str, picked: Any, *sizes: Any, **kwargs: Any) -> list[int] | None:
-    """The shape that a view gives to all rows, each of which stays one; None where it does not."""
+    """The shape that a view gives to all rows, if each row stays a row; else None."""
     if not isinstance(picked, Picked):
         return None
     own = list(picked.values.shape)
@@ -206,7 +208,7 @@ def _sizes(pick: Pick, name: str, picked: Any, *sizes: Any, **kwargs: Any) -> li
 
 
 def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
-    """Of picked rows something of each; of a tensor, the rows that picked places are those of."""
+    """A part of each picked row; or, for a whole tensor indexed by picked indices, the rows at these."""
     parts = index if isinstance(index, tuple) else (index,)
     while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == slice(None):
         parts = parts[:-1]

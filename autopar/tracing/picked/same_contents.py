@@ -1,4 +1,4 @@
-"""Whether two tensors of a trace hold the same by how they were made: `labels >= 0`, written twice."""
+"""Whether two tensors of a trace are equal because they were computed alike: `labels >= 0`, twice."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+# Ops that give equal results for equal arguments.
 _COMPARED_BY_VALUE = {
     "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "and_", "or_",
     "xor", "invert", "not_", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and",
@@ -16,8 +17,7 @@ _COMPARED_BY_VALUE = {
 
 
 def same_contents(a: Any, b: Any, read: set[fx.Node]) -> bool:
-    """Whether two nodes, or arguments, come out alike by how they are made if nothing is written into what is `read`
-    for them, which is noted."""
+    """Whether two nodes, or arguments, are equal, provided that nothing writes into the nodes added to `read`."""
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(same_contents(one, other, read) for one, other in zip(a, b, strict=True))
     if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):

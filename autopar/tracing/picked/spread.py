@@ -1,4 +1,4 @@
-"""Deviations of picked rows, and `softmax` over them: the other rows are left out."""
+"""Variance and standard deviation of picked rows, and `softmax` over them: rows that are not picked are left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OVER_ALL = ("logsumexp", "softmax", "log_softmax", "softmin")
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What comes out, or NotImplemented."""
+    """The result, or NotImplemented."""
     name, met = plain_name(func), all_in((args, kwargs))
     if len(met) != 1 or not args or met[0] is not args[0] or not met[0].values.is_floating_point():
         return NotImplemented
@@ -45,7 +45,7 @@ def _over_all(picks: Picks, func: Any, name: str, rows: Picked, rest: Any, kwarg
 
 
 def _spread(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: dict[str, Any]) -> Any:
-    """Sums of squares about the mean by as many as are picked, less the correction (torch: by none, not by fewer)."""
+    """The sum of squared deviations, over the number of picked rows less the correction (as in torch, at least 0)."""
     rest = list(rest)
     is_old = bool(rest) and isinstance(rest[0], bool)  # `std(unbiased)`
     correction: Any = rest.pop(0) if is_old else None
@@ -63,7 +63,7 @@ def _spread(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: dict[str, 
     if type(correction) is not int:
         return NotImplemented
     values, kind = given(name, rows), rows.values.dtype
-    if kind in (torch.float16, torch.bfloat16):  # whose sums may be infinite
+    if kind in (torch.float16, torch.bfloat16):  # their sums may overflow
         with picks.recorder.on():
             values = values.float()
     mean = Picked(rows.pick, values).mean(dims, keepdim=True)
@@ -72,7 +72,7 @@ def _spread(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: dict[str, 
         count = rows.pick.count * math.prod(values.shape[dim] for dim in dims if dim)
         variance = squares / (count - correction).clamp(min=0)
         made = variance
-        if name.startswith("std"):  # of equal rows torch has no gradient, where that of a root is infinite
+        if name.startswith("std"):  # for equal rows torch's gradient is 0, while that of a root at 0 is infinite
             is_zero = variance == 0
             made = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, variance).sqrt())
         if not name.endswith("mean"):

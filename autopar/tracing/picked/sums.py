@@ -1,4 +1,4 @@
-"""What puts picked rows together: sums, means, extrema and losses leave the other rows out."""
+"""Ops that combine picked rows: sums, means, extrema and losses leave out rows that are not picked."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from autopar.tracing.picked.picks import Picks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
+# By reduction: the fill of rows that are not picked, which does not affect the result.
 _INFINITE = {"amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}
 _NEUTRAL = {"any": False, "all": True, "count_nonzero": 0, "norm": 0, "vector_norm": 0, "prod": 1}
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
@@ -24,11 +25,11 @@ LOSSES: set[Any] = {
     F.hinge_embedding_loss, F.margin_ranking_loss, F.cosine_embedding_loss, F.triplet_margin_loss,
     F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss,
 }  # fmt: skip
-OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # with a target a row
+OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # losses with one target for each row
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What comes out, or NotImplemented."""
+    """The result, or NotImplemented."""
     if func in LOSSES:
         return _loss(picks, func, args, kwargs)
     name = plain_name(func)
@@ -51,7 +52,7 @@ def _with(picked: Picked, func: Any, fill: Any, rest: Any, kwargs: Any) -> Any:
 
 
 def _are_over_rows(picked: Picked, name: str, rest: Any, kwargs: Any) -> bool:
-    """Whether an extremum or the like is over dims that it names, the rows among them."""
+    """Whether a reduction names its dims, and that of the rows is among them."""
     place = 1 if name in ("norm", "vector_norm") else 0
     along = rest[place] if len(rest) > place else kwargs.get("dim")
     dims = along if isinstance(along, (tuple, list)) else (along,)
@@ -60,19 +61,20 @@ def _are_over_rows(picked: Picked, name: str, rest: Any, kwargs: Any) -> bool:
 
 
 def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """A sum or mean over dims, that of the rows among them."""
     rank = picked.values.ndim
     if dim is not None and not all(isinstance(one, int) for one in (dim if isinstance(dim, (tuple, list)) else (dim,))):
         return NotImplemented
     dims = list(range(rank)) if dim is None else [d % rank for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
     counts = name == "mean" and not picked.values.is_floating_point() and not picked.values.is_complex()
-    if 0 not in dims or counts:  # integers have no mean
+    if 0 not in dims or counts:  # torch has no mean of integers
         return NotImplemented
     rows = masked(picked, 0)
     with picked.pick.recorder.on():
         if name == "sum":
             return rows.sum(dims, keepdim=keepdim, dtype=dtype)
         kind = dtype or rows.dtype
-        is_half = kind in (torch.float16, torch.bfloat16)  # whose sum may be infinite where the mean is not
+        is_half = kind in (torch.float16, torch.bfloat16)  # its sum may overflow although the mean does not
         total = rows.sum(dims, keepdim=keepdim, dtype=torch.float32 if is_half else dtype)
         beside = math.prod(picked.values.shape[d] for d in dims if d)
         mean = total / (picked.pick.count * beside if beside != 1 else picked.pick.count)
@@ -80,6 +82,8 @@ def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *
 
 
 def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A loss of picked rows. Class losses get `ignore_index` as targets of the other rows; for others, the unreduced
+    loss of all rows is reduced over the picked ones."""
     try:
         bound = inspect.signature(func).bind(*args, **kwargs)
     except TypeError:
@@ -96,7 +100,7 @@ def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return NotImplemented
     target = told.get("target")
     if func in OF_ROWS and is_plain(target) and target.ndim and target.shape[0] != 1:
-        return NotImplemented  # as many as are picked, the user says
+        return NotImplemented  # a plain target for each picked row: see `beside`
     if func in _OF_CLASSES and isinstance(target, Picked) and not target.values.is_floating_point() and how != "none":
         signed = target.values.dtype.is_signed
         with picks.recorder.on():

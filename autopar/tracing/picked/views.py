@@ -1,4 +1,4 @@
-"""Other forms of picked rows: their elements in a row and back, repeated, turned around, and what is picked of each."""
+"""Other shapes of picked rows: flattened and back, expanded, flipped, and elements indexed in each row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BY_ELEMENT = {
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What comes out, or NotImplemented."""
+    """The result, or NotImplemented."""
     name = plain_name(func)
     if name == "getitem" and is_plain(args[0]):
         return _of_a_tensor(picks, args[0], args[1])
@@ -53,7 +53,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if name in ("view", "reshape", "flatten"):
         return _viewed(picks, name, rows, rest, kwargs)
     if name == "squeeze" and not rest and not kwargs and rows.places == EACH and rows.pick.mask.ndim == 1:
-        return rows.squeeze(1)  # more places than one, as who writes so expects
+        return rows.squeeze(1)  # the user expects more than one index, else dim 0 would go as well
     if kwargs:
         return NotImplemented
     if name == "getitem":
@@ -85,7 +85,7 @@ def _made(picks: Picks, rows: Picked, function: Any) -> Picked:
 
 
 def _of_a_tensor(picks: Picks, values: Tensor, index: Any) -> Any:
-    """What picked places are those of, along one dim or of several: `x[:, kept]`, `x[rows, classes]`."""
+    """A whole tensor indexed by picked indices, along one or several dims: `x[:, kept]`, `x[rows, classes]`."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if sum(one is Ellipsis for one in parts) == 1:
         place = next(n for n, one in enumerate(parts) if one is Ellipsis)
@@ -124,7 +124,7 @@ def _of_each(picks: Picks, rows: Picked, index: Any) -> Any:
 
 
 def of_columns(picks: Picks, rows: Picked, column: Picked) -> Picked:
-    """One element along the second dim of each row, counted from the end where the number is negative."""
+    """One element along the second dim of each row; negative numbers count from the end."""
     beside = rows.values.ndim - 2
     with picks.recorder.on():
         number = given("gather", column)
@@ -136,7 +136,7 @@ def of_columns(picks: Picks, rows: Picked, column: Picked) -> Picked:
 
 
 def _viewed(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: Any) -> Any:
-    """All elements in a row, and rows again of those that a mask of equal elements picks."""
+    """All elements flattened; or rows formed from elements, if the mask is equal for all elements of such a row."""
     sizes = rows.values.shape
     asked: list[Any]
     if name == "flatten":
@@ -159,8 +159,7 @@ def _viewed(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: Any) -> An
 
 
 def all_in_a_row(picks: Picks, rows: Picked, wanted: list[int], *, whole: bool) -> Picked:
-    """The rows of all that lies before them, one behind the other; with `whole` their elements, else rows of sizes
-    `wanted`."""
+    """Rows of all indices of the dims before, in sequence; `whole`: as elements, else as rows of shape `wanted`."""
     sizes = [int(size) for size in rows.values.shape]
     before, behind = sizes[: rows.at], sizes[rows.at + 1 :] if whole else []
     with picks.recorder.on():
@@ -173,7 +172,7 @@ def all_in_a_row(picks: Picks, rows: Picked, wanted: list[int], *, whole: bool) 
 
 
 def narrower(picks: Picks, pick: Pick, elements: int) -> Pick | None:
-    """The pick of a mask that this one's is an expansion of along its last dims, which have so many elements."""
+    """The pick of the mask of which `pick`'s is an expansion along last dims with so many elements; None if unknown."""
     key = ("each", pick, elements)
     if key in picks.joined:
         return picks.joined[key]
@@ -193,8 +192,7 @@ def narrower(picks: Picks, pick: Pick, elements: int) -> Pick | None:
 
 
 def _constant_along(picks: Picks, node: Any, rank: int, dims: int) -> Tensor | None:
-    """A mask without its dims from `dims` on, along which it was expanded, or those were that it is made of; None where
-    that is not known."""
+    """A mask without its dims from `dims` on, if it or its operands were expanded along these; None if unknown."""
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     if name in _BY_ELEMENT and not node.kwargs and node.meta[VAL].ndim == rank:
         parts = [_constant_along(picks, one, rank, dims) if isinstance(one, fx.Node) else one for one in node.args]

@@ -1,4 +1,4 @@
-"""Picked rows that are written where they were picked, `x[mask] = y[mask]`, `x[mask] += 1`, or are written into."""
+"""Writes to the place where rows were picked (`x[mask] = y[mask]`, `x[mask] += 1`), and writes into picked rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """None, or what is written into, once the write is in the graph; NotImplemented for anything else."""
+    """The written tensor (None for `__setitem__`), with the write in the graph; NotImplemented for any other call."""
     if func is Tensor.__setitem__ and isinstance(args[0], Picked):
         return _set(picks, *args)
     if isinstance(args[0] if args else None, Picked) and (func.__name__ in IN_PLACE or writes_its_first(func)):
@@ -44,11 +44,11 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def changed(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows that are written into, those that are not picked too: `rows += 1`, `rows.mul_(v)`, where all broadcast."""
+    """In-place pointwise ops on picked rows: `rows += 1`, `rows.mul_(v)`. All rows are written."""
     rows, others = args[0], args[1:]
     name = meaning(func, args)
     met = all_in((args, kwargs))
-    least = FINITE if holding(name, met) == FINITE else FILLED  # what they hold stays in the graph of gradients
+    least = FINITE if holding(name, met) == FINITE else FILLED  # old values stay in the autograd graph
     is_like = rows.values.ndim == max(one.values.ndim for one in met)
     is_finite = rows.holds >= least or (least == FINITE and not rows.values.is_floating_point())
     if any(one.pick is not rows.pick for one in met) or not is_pointwise(name):
@@ -67,7 +67,7 @@ def changed(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _set(picks: Picks, rows: Picked, index: Any, value: Any) -> Any:
-    """`rows[wide] = widths[wide]`, with a mask of the rows, and `rows[:, 0] = v`."""
+    """`rows[wide] = widths[wide]` with a mask of the rows, and `rows[:, 0] = v`."""
     parts = index if isinstance(index, tuple) else (index,)
     pick, values = rows.pick, rows.values
     if storage_of(values) in picks.laid:
@@ -105,7 +105,7 @@ def _set(picks: Picks, rows: Picked, index: Any, value: Any) -> Any:
 
 
 def _pick_of(picks: Picks, index: Any) -> Any:
-    """The mask that an index is, or whose places it holds."""
+    """The pick of a mask used as an index, or of the indices of a mask's elements."""
     if is_plain(index) and index.dtype == torch.bool and index.ndim:
         return picks.of(index)
     parts = index if isinstance(index, tuple) else (index,)

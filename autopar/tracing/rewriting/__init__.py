@@ -1,1 +1,1 @@
-"""What is done to a recorded graph: writes in place become values, products part from biases, dead nodes go."""
+"""Rewriting of a recorded graph: in-place writes made pure, biases split off products, dead nodes removed."""

@@ -1,7 +1,7 @@
 """The bias split: a product and an addition in place of a product with bias.
 
-Where the product is a partial sum over ranks, the bias must be added once, after the sum. Linear,
-convolutions and the addmm family are split; without a bias they are recorded as they are.
+If the product is a partial sum over ranks, the bias must be added once, after the reduction. Linear, convolutions and
+the addmm family are split; without a bias they are recorded as they are.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _added_product(product: Callable[..., Any], summed: bool = False) -> Callabl
         if len(operands) != 2 or named:
             return None  # an `out`, or a legacy form
         if not (operands[0].is_floating_point() or operands[0].is_complex()):
-            return None  # of integers, which take the whole part of `beta` and `alpha`
+            return None  # for integers torch truncates `beta` and `alpha`
         result = recorder.record(product, *operands)
         if summed:
             result = recorder.record(torch.sum, result, 0)
@@ -84,5 +84,5 @@ _LAYERS = (
 
 
 def is_split_layer(module: torch.nn.Module, path: str) -> bool:
-    """Whether the split applies to what this layer does, so that it cannot stay a leaf."""
+    """Whether the split applies to a layer's op, so that the layer cannot stay a leaf."""
     return isinstance(module, _LAYERS) and module.bias is not None

@@ -1,4 +1,4 @@
-"""Removing what has no effect: nodes without users that change nothing."""
+"""Removing nodes without users and without effects."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from torch import fx
 
 from autopar.leaf_calls import LeafCall
 
-WRITES = "writes"  # node.meta: {argument node: data-free value behind the call} of tensors written in place
+WRITES = "writes"  # key in node.meta: {argument node: data-free value after the call}, for tensors written in place
 
 
 def remove_dead_nodes(graph: fx.Graph) -> int:
-    """Erase, last first, every node that nobody uses and that writes to no tensor; returns how many."""
+    """Erase, from last to first, every node without users that has no effect; returns how many."""
     erased = 0
     for node in reversed(graph.nodes):
         if node.op in ("placeholder", "output") or node.users or has_effect(node):
@@ -21,5 +21,5 @@ def remove_dead_nodes(graph: fx.Graph) -> int:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether running the node does more than to compute its value."""
+    """Whether running the node does more than compute its value."""
     return WRITES in node.meta or node.op == "call_module" or isinstance(node.target, LeafCall)

@@ -1,8 +1,8 @@
-"""What a forward writes into a parameter before anything reads it, such as a clamp of its values: done before the call.
+"""Writes into a parameter before anything reads it, such as a clamp of its values: they are done before the call.
 
-A planned model's graph reads copies of parameters, so that a write in it would be lost. One that takes each element for
-itself, with numbers and the same elements of other parameters (a momentum encoder's average), is the same on every
-shard, and may as well be done when the call begins.
+A planned model's graph reads copies of parameters, so a write in it would be lost. An elementwise write, with numbers
+and the corresponding elements of other parameters (a momentum encoder's average), is the same on every shard, and can
+be done when the call begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES: dict[Any, str] = {function: name for name, function in ELEMENTWISE.items
 
 
 def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.Node]:
-    """Note such writes at their parameters (`FIRST_WRITES`), and take them out of the graph: those of `writers`."""
+    """Note such writes at their parameters (`FIRST_WRITES`), and erase their nodes; returns these `writers`."""
     taken: set[fx.Node] = set()
     by_storage: dict[int | None, list[fx.Node]] = {}
     for writer in writers:
@@ -40,7 +40,7 @@ def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.N
 
 
 def _read(graph: fx.Graph, writers: Collection[fx.Node], into_parameters: set[fx.Node]) -> set[fx.Node]:
-    """What the graph's results hang on, beside what is written into parameters: it stays in the graph."""
+    """The nodes that the graph's results depend on, apart from writes into parameters; they stay in the graph."""
     found: set[fx.Node] = set()
     ahead = [node for node in graph.nodes if node.op == "output"]
     ahead += [writer for writer in writers if writer not in into_parameters]
@@ -53,21 +53,21 @@ def _read(graph: fx.Graph, writers: Collection[fx.Node], into_parameters: set[fx
 
 
 class _Taking:
-    """The writers of one parameter, in their order.
+    """The writers of one parameter, in order.
 
-    `others`: parameters that forward reads but does not write, and has by one name.
+    `others`: parameters that forward reads but does not write, and that have a single name.
     """
 
     def __init__(self, graph: fx.Graph, parameter: fx.Node, own: list[fx.Node], others: set[fx.Node]) -> None:
         self.graph, self.parameter, self.own = graph, parameter, own
-        self.whole = {parameter}  # nodes that stand for all of it
-        self.values: dict[fx.Node, OfParameter | Computed] = {  # what writes may be given
+        self.whole = {parameter}  # nodes that are the whole parameter
+        self.values: dict[fx.Node, OfParameter | Computed] = {  # possible operands of writes
             node: OfParameter(str(node.target)) for node in others if self._is_like(node)
         }
-        self.made: dict[fx.Node, int] = {}  # of those, what is computed of the parameter: behind how many writes
+        self.made: dict[fx.Node, int] = {}  # those computed from the parameter: after how many writes
 
     def run(self) -> list[fx.Node]:
-        """Those that were taken: all or none."""
+        """The writers that were removed: all of them or none."""
         noted = self._noted()
         if noted is None:
             return []
@@ -80,14 +80,14 @@ class _Taking:
         return self.own
 
     def _noted(self) -> tuple[Any, ...] | None:
-        """What `FIRST_WRITES` is; None where the parameter is read before, or written in another way."""
+        """The value of `FIRST_WRITES`; None if the parameter is read before, or written in another way."""
         storage = storage_of(self.parameter.meta[VAL])
         noted: list[tuple[Any, ...]] = []
         for node in self.graph.nodes:
             if node is self.parameter or node in self.values:
                 continue
             if node.op == "get_attr" and storage_of(node.meta.get(VAL)) == storage:
-                return None  # tied to another, which may be read before
+                return None  # a tied parameter, which may be read before
             on_it = bool(node.args) and node.args[0] in self.whole and node.op == "call_method"
             if node in self.own:
                 args, kwargs = self._given(node.args[1:], node.kwargs, len(noted))
@@ -104,7 +104,7 @@ class _Taking:
         return None
 
     def _note(self, node: fx.Node, count: int) -> bool:
-        """Note what the node computes, behind `count` writes; False where it reads the parameter in another way."""
+        """Note what the node computes, after `count` writes; False if it reads the parameter in an unsupported way."""
         reads = any(one in self.whole or one in self.made for one in input_nodes(node))
         value = self._computed(node, count)
         if value is not None:
@@ -124,7 +124,7 @@ class _Taking:
         return None if None in (*args, *dict(kwargs).values()) else Computed(function, args, kwargs)
 
     def _given(self, args: Any, kwargs: Any, count: int) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
-        """Arguments as `Writes` has them; None for each that it cannot have."""
+        """Arguments in the form of `Writes`; None for each that has no such form."""
         named = tuple((name, self._value(argument, count)) for name, argument in kwargs.items())
         return tuple(self._value(argument, count) for argument in args), named
 
@@ -136,10 +136,10 @@ class _Taking:
         return self.values.get(argument) if self.made.get(argument, count) == count else None
 
     def _is_like(self, node: fx.Node) -> bool:
-        """Whether its elements stand beside those of the parameter."""
+        """Whether a node's elements correspond to those of the parameter."""
         mine, its = self.parameter.meta[VAL], node.meta.get(VAL)
         return isinstance(its, torch.Tensor) and its.shape == mine.shape and its.dtype == mine.dtype
 
     def _is_made_for_writes(self) -> bool:
-        """Whether nothing else reads what was computed of the parameter, as it was before."""
+        """Whether only the writes read what was computed from the parameter's earlier values."""
         return all(user in self.made or user in self.own for node in self.made for user in node.users)

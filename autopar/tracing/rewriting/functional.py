@@ -1,7 +1,7 @@
-"""Pure forms of writing in place: targets of nodes in functionalised graphs.
+"""Pure forms of in-place writes: targets of nodes in functionalised graphs.
 
-Each copies what it would write into and returns the copy, so values, casts and gradients are those of the
-in-place operation itself.
+Each copies its base, writes into the copy and returns it, so that values, casts and gradients are those of the in-place
+operation itself.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def write(base: Tensor, key: Any, value: Any) -> Tensor:
 
 
 def write_view(base: Tensor, value: Tensor, view: str, args: Any, kwargs: Any, index: int | None = None) -> Tensor:
-    """`base` after its view `base.view_name(*args, **kwargs)` was overwritten by `value`; `index` picks from several.
+    """`base` after its view `base.view_name(*args, **kwargs)` was overwritten by `value`; `index` selects a view.
 
-    `view` is the name of a method or function, or of an operator ("aten.diagonal.default"), as below vmap.
+    `view` is the name of a method or function, or of an operator ("aten.diagonal.default"), as seen below vmap.
 
     >>> write_view(torch.zeros(2, 2), torch.ones(2), "diagonal", (), {}).tolist()
     [[1.0, 0.0], [0.0, 1.0]]

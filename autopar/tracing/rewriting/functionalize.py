@@ -1,9 +1,9 @@
 """Functionalisation by storage identity: no node writes into a tensor that another node can see.
 
-Data-free values share storage as the real tensors would, so the aliases of a written tensor are known. A
-write becomes a pure operation; the base of the storage gets the new value written back through the chain of
-views, and every alias that is read later is made again from the new base. What was written into inputs,
-parameters and buffers is copied there at the end of the graph.
+Data-free values share storage as the real tensors would, so the aliases of a written tensor are known. A write becomes
+a pure op; the new value is written back through the chain of views to the base of the storage, and every alias that is
+read later is recomputed from the new base. Writes into inputs, parameters and buffers are copied there at the end of
+the graph.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from autopar.tracing.rewriting.pure_writes import Pure, fresh
 
 Tensor = torch.Tensor
 
-# They update running statistics inside; the runtime has its own code for them, so they stay as they are.
+# They update running statistics; the runtime has its own code for that, so they are not rewritten.
 _OWN_STATE = {torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm}
 
 
 def functionalize(graph: fx.Graph) -> int:
-    """Remove every write in place that the recorder marked; returns how many there were."""
+    """Remove every in-place write that the recorder marked; returns how many there were."""
     writers = [n for n in graph.nodes if WRITES in n.meta and n.target not in _OWN_STATE]
     if not writers:
         return 0
@@ -42,24 +42,26 @@ def functionalize(graph: fx.Graph) -> int:
 
 
 class _Functionalization:
+    """Rewrites a graph in order, and tracks which node holds the current value of each alias of a written storage."""
+
     def __init__(self, graph: fx.Graph, writers: list[fx.Node]) -> None:
         self.graph = graph
         self.writers = set(writers)
         self.dirty = {storage_of(node.meta[VAL]) for w in writers for node in w.meta[WRITES]}
         self.version = dict.fromkeys(self.dirty, 0)
         self.base: dict[int | None, fx.Node] = {}
-        self.storage: dict[fx.Node, int | None] = {}  # of the aliases of dirty storages
-        self.parent: dict[fx.Node, fx.Node | None] = {}  # alias -> the input it looks into
-        self.arguments: dict[fx.Node, tuple[Any, Any]] = {}  # with the parent as recorded, all else as it was then
+        self.storage: dict[fx.Node, int | None] = {}  # of each alias of a written storage
+        self.parent: dict[fx.Node, fx.Node | None] = {}  # alias -> the input that it is a view of
+        self.arguments: dict[fx.Node, tuple[Any, Any]] = {}  # of views: parent as recorded, else current nodes
         self.current: dict[fx.Node, fx.Node] = {}  # alias -> node that now holds its value
-        self.fresh: dict[fx.Node, int] = {}  # alias -> version of the storage for which that is true
+        self.fresh: dict[fx.Node, int] = {}  # alias -> version of the storage for which `current` is valid
         for node in graph.nodes:
             storage = next((s for s in map(storage_of, output_tensors(node)) if s in self.dirty), None)
             if storage is None or node.op == "output":
                 continue
             parent = next((n for n in input_nodes(node) if self.storage.get(n) == storage), None)
             if parent is None and not isinstance(node.meta[VAL], Tensor):
-                continue  # an op with several results: each of them, picked out, is the base of its own storage
+                continue  # an op with several results: each `getitem` is the base of its own storage
             self.base.setdefault(storage, node)
             self.storage[node] = storage
             self.parent[node] = parent
@@ -85,7 +87,7 @@ class _Functionalization:
                 self.graph.erase_node(node)
 
     def _check_parameters(self) -> None:
-        """Raise UntraceableError where a parameter is written: calls read copies that are gathered, and drop them."""
+        """Raise UntraceableError if a parameter is written: calls read gathered copies, which are dropped."""
         for storage, node in self.base.items():
             if node.op == "get_attr" and isinstance(node.meta[VAL], torch.nn.Parameter):
                 writers = {w: [storage_of(n.meta[VAL]) for n in w.meta[WRITES]] for w in self.writers}
@@ -98,12 +100,12 @@ class _Functionalization:
                 )
 
     def _note_arguments(self, node: fx.Node) -> None:
-        """What a view is made again with: `self.queue[self.step]` is the same row when the step has gone on."""
+        """Note a view's arguments for recomputing it: `self.queue[self.step]` stays that row when step changes."""
         parent = self.parent[node]
         self.arguments[node] = fx.map_arg((node.args, node.kwargs), lambda n: n if n is parent else self.now(n))
 
     def now(self, node: fx.Node) -> fx.Node:
-        """The node that at this point holds what `node` stands for."""
+        """The node that holds the value of `node` at this point."""
         if node not in self.storage or self.fresh[node] == self.version[self.storage[node]]:
             return self.current.get(node, node)
         parent = self.parent[node]
@@ -131,6 +133,7 @@ class _Functionalization:
         return again
 
     def _replace(self, writer: fx.Node) -> None:
+        """Replace a write by its pure form, or by a call on copies where there is none."""
         args, kwargs = fx.map_arg(writer.args, self.now), fx.map_arg(writer.kwargs, self.now)
         written = writer.meta[WRITES]
         if len(written) == 1:
@@ -144,10 +147,10 @@ class _Functionalization:
         self._run_on_copies(writer, args, kwargs)
 
     def _run_on_copies(self, writer: fx.Node, args: Any, kwargs: Any) -> None:
-        """The call itself, of copies that it writes into and returns.
+        """Replace a write by the same call on copies, which it writes into and returns.
 
-        Copies that stood before the call would be written in vain where they and the call's own operands lie otherwise
-        over ranks.
+        The call makes the copies itself. Copies that are nodes of their own could be sharded differently from the
+        call's operands, and the writes into them would be lost.
         """
         written = writer.meta[WRITES]
         leaves = pytree.tree_leaves((args, kwargs))
@@ -174,7 +177,7 @@ class _Functionalization:
         return node
 
     def _write_back(self, node: fx.Node, value: fx.Node) -> None:
-        """`node` now has this value: so have the tensors it looks into, as far as it looks."""
+        """Set the current value of `node`, and update the tensors that it is a view of."""
         parent = self.parent[node]
         if parent is None:
             self.version[self.storage[node]] += 1
@@ -185,7 +188,7 @@ class _Functionalization:
         self._hold(node, value)
 
     def _through(self, node: fx.Node, parent: fx.Node, value: fx.Node) -> tuple[fx.Node, fx.Node]:
-        """The tensor that the view `node` looks into, and its value once the view has been written."""
+        """The tensor that `node` is a view of, and its value after the write into the view."""
         index = None
         if node.target is operator.getitem and not isinstance(parent.meta[VAL], Tensor):  # one of several views
             index = self.arguments[node][0][1]
@@ -199,11 +202,11 @@ class _Functionalization:
             target = node.target
             name = str(target) if isinstance(target, (str, torch._ops.OpOverload)) else target.__name__
             back = pure.function(functional.write_view, whole, value, name, tuple(args[1:]), dict(kwargs), index)
-        back.meta[GRAD_MODE] = any(n.meta.get(GRAD_MODE, True) for n in (parent, value))  # a history goes on
+        back.meta[GRAD_MODE] = any(n.meta.get(GRAD_MODE, True) for n in (parent, value))  # history continues
         return parent, back
 
     def _copy_back(self) -> None:
-        """What was written into an input, a parameter or a buffer stays written."""
+        """Copy the new values of written inputs, parameters and buffers into these."""
         for storage, node in self.base.items():
             if node.op in ("placeholder", "get_attr") and self.version[storage]:
                 value = self.current[node]
@@ -213,5 +216,5 @@ class _Functionalization:
 
 
 def _requiring(value: Tensor, needed: bool) -> Tensor:
-    """Like `value`, requiring a gradient also where what is written into it does."""
+    """Like `value`, but requiring a gradient if what is written into it does."""
     return value.detach().requires_grad_() if needed and not value.requires_grad else value

@@ -1,6 +1,6 @@
-"""Equal constants that are made one after another, such as the first states of all layers, become one node.
+"""Equal constants that are created in a row, such as the initial states of all layers, become one node.
 
-Blocks that read each a constant of their own would not be recognised as equal, and a plan would decide for each anew.
+If each block read a constant of its own, the blocks would not be recognised as equal, and planned separately.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _CONSTANT = (torch.zeros, torch.ones, torch.full)
 
 
 def merge_equal_constants(graph: fx.Graph) -> int:
-    """Let the first of equal constants stand for all that follow it with nothing but constants and numbers between.
+    """Replace equal constants by the first of them, if only constants and numbers are between.
 
-    Made at the same moment, they live no longer as one than as several. What the graph hands out stays a tensor of its
-    own, and a graph in which tensors are still written in place is left alone. Returns how many nodes were erased.
+    Created at the same moment, one constant lives no longer than several. Constants that are outputs of the graph are
+    not merged, and a graph that still has in-place writes is left alone. Returns how many nodes were erased.
     """
     if any(WRITES in node.meta for node in graph.nodes):
         return 0

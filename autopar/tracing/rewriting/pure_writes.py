@@ -1,4 +1,4 @@
-"""What a write in place computes, as a node that writes into nothing."""
+"""The value that an in-place write computes, as a node that writes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.tracing.rewriting.cleaning import WRITES
 
 Tensor = torch.Tensor
 
-# In-place methods whose pure twin draws other random numbers, or does not exist.
+# In-place methods whose pure form would draw other random numbers, or does not exist.
 _NO_TWIN = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
 
 
@@ -24,18 +24,18 @@ _TORCHS_OWN = "aten", "prims", "_c10d_functional"
 
 
 def pure_overload(target: Any) -> Any:
-    """The pure twin of an ATen-style in-place overload; None where there is none."""
+    """The pure overload of an ATen-style in-place overload; None if there is none."""
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return None
     namespace, name = target._schema.name.split("::")
-    if namespace not in _TORCHS_OWN:  # another's `add` need not be its `add_`
+    if namespace not in _TORCHS_OWN:  # in other namespaces `add` need not be the pure form of `add_`
         return None
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     return getattr(packet, target._overloadname, None) if name.endswith("_") else None
 
 
 class Pure:
-    """Writes the pure form of a write: `target` (its value now) becomes a tensor like `value`."""
+    """Makes the pure form of a write: the written tensor, now `target`, gets a new value like `value`."""
 
     def __init__(self, graph: fx.Graph, source: fx.Node, target: fx.Node, value: Tensor) -> None:
         self.graph, self.source, self.target, self.value = graph, source, target, value
@@ -52,7 +52,7 @@ class Pure:
         return node
 
     def node(self, args: Any, kwargs: Any) -> fx.Node | None:
-        """The node that makes the new value of the written tensor; None where nothing does but the call itself."""
+        """The node that computes the new value of the written tensor; None if only the call itself can."""
         writer = self.source
         name = writer.target if isinstance(writer.target, str) else getattr(writer.target, "__name__", "")
         if isinstance(writer.target, OpOverloadPacket) and not writer.target._qualified_op_name.startswith("aten::"):
@@ -73,7 +73,7 @@ class Pure:
         return None
 
     def _returned(self, function: Any, args: Any, kwargs: Any) -> fx.Node | None:
-        """What `torch.add(x, y, out=z)` returns without `out`, cast to z's dtype; None where it does not fit."""
+        """The result of `torch.add(x, y, out=z)` without `out`, cast to z's dtype; None if it has another shape."""
         made = self._dtype_of(function, args, kwargs)
         if made is None:
             return None
@@ -93,6 +93,7 @@ class Pure:
         return self.function(twin, *args, **kwargs)
 
     def _twin(self, name: str, args: Any, kwargs: Any) -> fx.Node | None:
+        """The pure form of an in-place method or function."""
         if name == "zero_":
             return self.function(torch.zeros_like, self.target)
         source = args[1] if len(args) > 1 else kwargs.get("value", kwargs.get("other"))  # of `fill_` and `copy_`
@@ -115,14 +116,14 @@ class Pure:
         return node
 
     def _function_twin(self, name: str, args: Any, kwargs: Any) -> fx.Node | None:
-        """`torch.threshold` for `F.threshold_`, which is no method; None where there is none, or it draws numbers."""
+        """`torch.threshold` for `F.threshold_`, which is no method; None if there is none, or a random one."""
         pure = getattr(torch, name, None) or getattr(torch.nn.functional, name, None)
         if pure is None or is_random(pure) or self._dtype_of(pure, args, kwargs) != self.value.dtype:
             return None
         return self.function(pure, *args, **kwargs)
 
     def _dtype_of(self, pure: Any, args: Any, kwargs: Any) -> torch.dtype | None:
-        """The pure call's dtype, which may be promoted where the write is not; None where it does not fit."""
+        """The dtype of the pure call, which may be promoted where the write's is not; None if shapes differ."""
         values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta[VAL])
         try:
             with torch.no_grad():
@@ -134,13 +135,13 @@ class Pure:
 
 
 def fresh(value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A data-free tensor like another, with a storage of its own."""
+    """A data-free tensor like another one, with its own storage."""
     found = torch.empty_strided(value.shape, value.stride(), dtype=dtype or value.dtype, device="meta")
     return found.requires_grad_() if value.requires_grad else found
 
 
 def _pure_method(name: str) -> str:
-    """`add` for `add_`, `__and__` for `__iand__` (`a &= b`); "" for what is no method in place."""
+    """`add` for `add_`, `__and__` for `__iand__` (`a &= b`); "" for other names."""
     if name.startswith("__i") and name.endswith("__") and hasattr(Tensor, f"__{name[3:]}"):
         return f"__{name[3:]}"
     return name[:-1] if name.endswith("_") and not name.startswith("_") else ""

@@ -1,7 +1,7 @@
-"""What several modules read, such as the angles of rotary positions, stands before the first of them.
+"""Attributes that several modules read, such as the angles of rotary positions, are moved before the first of these.
 
-A trace meets it inside the first module that reads it. A block that holds what the others only read would not be
-recognised as their equal, and would be planned, and recomputed, apart from them.
+A trace meets such an attribute inside the first module that reads it. This block would then not be recognised as equal
+to the others, and would be planned, and recomputed, differently.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from autopar.graph import REGION, SCOPE, output_tensors
 def place_shared_attributes(graph: fx.Graph) -> int:
     """Move parameters, buffers and constants that several modules read before the first of these modules.
 
-    Of the modules that run inside the innermost one that all readers are in, that is the one with the first reader.
-    Returns how many nodes were moved.
+    The modules are those directly inside the innermost module that contains all readers. Returns how many nodes were
+    moved.
     """
     nodes = list(graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
@@ -33,7 +33,7 @@ def place_shared_attributes(graph: fx.Graph) -> int:
             place -= 1
         if place < position[node]:
             while place and nodes[place - 1].op.startswith("call") and not output_tensors(nodes[place - 1]):
-                place -= 1  # sizes are taken where a tensor is made, and are the block's that reads them
+                place -= 1  # sizes belong to the block that reads them, though they are taken behind the tensor's node
             nodes[place].prepend(node)
             node.meta[SCOPE] = common
             node.meta[REGION] = _common([user.meta[REGION] for user in node.users])
@@ -42,7 +42,7 @@ def place_shared_attributes(graph: fx.Graph) -> int:
 
 
 def _common(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What all of some paths begin with."""
+    """The common prefix of some paths."""
     shortest = min(paths, key=len)
     differs = (i for i, part in enumerate(shortest) if any(path[i] != part for path in paths))
     return shortest[: next(differs, len(shortest))]

@@ -1,7 +1,7 @@
-"""Products with a transposed parameter, `x @ weight.T`, as the linear layers that they are, bit for bit.
+"""Products with a transposed parameter, `x @ weight.T`, are rewritten as the linear layers that they are, bit for bit.
 
-A product keeps its operands for backward. Of a linear layer that is the parameter, which is there anyway or is gathered
-again; a transposed one is a tensor of its own, which would count beside it.
+A product saves its operands for backward. A linear layer saves the parameter, which exists anyway or is gathered again;
+a transposed parameter would count as a further saved tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TURNS = frozenset({"t", "transpose", "permute", "swapaxes", "swapdims", "movedi
 
 
 def as_linear_layers(graph: fx.Graph) -> None:
-    """Rewrite products of a graph whose second factor is a transposed parameter or buffer of two dims."""
+    """Rewrite a graph's products whose second factor is a transposed parameter or buffer with two dims."""
     for node in graph.nodes:
         if node.op in ("call_function", "call_method") and node.target in _PRODUCTS and len(node.args) == 2:
             weight = _turned(node.args[1])
@@ -28,7 +28,7 @@ def as_linear_layers(graph: fx.Graph) -> None:
 
 
 def _turned(factor: object) -> fx.Node | None:
-    """The parameter or buffer of which a node is the transpose."""
+    """The parameter or buffer that a node is the transpose of."""
     if not isinstance(factor, fx.Node) or target_name(factor).rpartition(".")[2] not in _TURNS:
         return None
     source = factor.args[0] if factor.args else None

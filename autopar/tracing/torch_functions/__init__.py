@@ -1,1 +1,1 @@
-"""Torch functions and modes that are more to a trace than a node."""
+"""Torch functions and modes for which recording a node is not enough."""

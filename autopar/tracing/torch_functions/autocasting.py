@@ -1,8 +1,8 @@
-"""Autocast regions: the casts that autocast makes unseen are written into the graph.
+"""Autocast regions: the implicit casts of autocast are written into the graph.
 
-Data-free tensors do not feel autocast, which is tied to a device. So the first time that a function meets
-certain dtypes in a region, it runs on fake tensors of the CPU, which do; its inputs are then cast to the dtype
-that gives the same result without autocast. The graph needs no region.
+Autocast is tied to a device and does not affect data-free tensors. So the first time a function is called with certain
+dtypes in a region, it runs on fake CPU tensors, which are affected; its inputs are then cast to the dtype that gives
+the same result dtypes without autocast. The graph needs no region.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Tensor = torch.Tensor
 
 
 class Autocast:
-    """Which dtype autocast gives the inputs of a function, per function and input dtypes."""
+    """The dtype to which autocast casts a function's inputs, by function and input dtypes."""
 
     def __init__(self) -> None:
         self._seen: dict[Any, torch.dtype | None] = {}
 
     def input_dtype(self, kind: str, func: Callable[..., Any], args: Any, kwargs: Any) -> torch.dtype | None:
-        """The dtype that floating inputs are cast to under autocast of device type `kind`; None: they stay."""
+        """The dtype that floating inputs are cast to under autocast of device type `kind`; None for no cast."""
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         dtype = torch.get_autocast_dtype(kind)
         if not any(_is_cast(t) for t in tensors) or getattr(func, "__name__", "") in ("to", "type", "float", "detach"):
@@ -37,6 +37,7 @@ class Autocast:
     def _find(
         self, kind: str, dtype: torch.dtype, func: Callable[..., Any], args: Any, kwargs: Any
     ) -> torch.dtype | None:
+        """The dtype of floating inputs for which the result's dtypes without autocast are those with it."""
         from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
         try:
@@ -66,7 +67,7 @@ def _run_fake(func: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dty
 
 
 def _dtypes_with(func: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype | None) -> Any:
-    """Result dtypes with floating inputs cast to `dtype`; None where the function does not take them so."""
+    """Dtypes of the results with floating inputs cast to `dtype`; None if the function does not accept these."""
     if dtype is not None:
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if _is_cast(t) else t, (args, kwargs))
     try:
@@ -80,5 +81,5 @@ def _dtypes(result: Any) -> list[torch.dtype]:
 
 
 def _is_cast(tensor: Tensor) -> bool:
-    """Autocast casts floating tensors but for float64."""
+    """Whether autocast casts a tensor: it is floating, but not float64."""
     return tensor.is_floating_point() and tensor.dtype != torch.float64

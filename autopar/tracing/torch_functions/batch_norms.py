@@ -1,4 +1,4 @@
-"""Batch norms whose own forward cannot be traced: synchronised ones, and those of a cumulative average."""
+"""Batch norms whose own forward cannot be traced: synchronised ones, and those with a cumulative average."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ _forward = _BatchNorm.forward
 
 @contextlib.contextmanager
 def batch_norms_traceable() -> Iterator[None]:
-    """While inside, `nn.SyncBatchNorm` is the batch norm that it is in one process.
+    """While inside, `nn.SyncBatchNorm` runs as an ordinary batch norm.
 
-    In a plan all statistics are those of the global batch; its own forward wants data on a GPU, and sends. And
-    `momentum=None` (`torch.optim.swa_utils.update_bn` sets it) asks for no number of batches, which is a tensor.
+    In a plan all statistics are those of the global batch, while its own forward requires GPU data and communicates.
+    With `momentum=None` (set by `torch.optim.swa_utils.update_bn`), the number of batches stays a tensor instead of
+    being read.
     """
     with attributes_set(_BatchNorm, forward=_traceable), attributes_set(nn.SyncBatchNorm, forward=_traceable):
         yield
 
 
 def _traceable(module: _BatchNorm, input: torch.Tensor) -> torch.Tensor:
+    """The forward of a batch norm; a cumulative average is computed from the number of batches as a tensor."""
     mean, var, seen = module.running_mean, module.running_var, module.num_batches_tracked
     averages = module.training and module.track_running_stats and module.momentum is None
     if not averages or mean is None or var is None or seen is None:

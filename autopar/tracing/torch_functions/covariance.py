@@ -1,8 +1,8 @@
-"""`torch.cov` and `torch.corrcoef` as the ops that they are made of.
+"""`torch.cov` and `torch.corrcoef`, decomposed into the ops that they consist of.
 
-torch asks whether its divisor, a number of observations, is above zero of a tensor, which data-free tensors have no
-answer to; here it is a traced size. With weights it asks whether they are below zero or sum to zero: they are taken to
-be as it wants them.
+torch checks that the divisor, which depends on the number of observations, is positive by reading a tensor, which is
+impossible without data; here the divisor is a traced size. The checks of weights (not negative, sum not zero) are
+assumed to pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COVARIANCES = methods("cov", "corrcoef")
 
 
 def covariances(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """The call's result, of ops that are recorded; what torch refuses is left to torch."""
+    """The call's result, computed by recorded ops; calls that torch refuses are left to torch."""
     given = {"input": args[0], **kwargs} if args else kwargs
     own = given["input"]
     if own.ndim > 2 or own.dtype == torch.bool or not _weights_fit(own, **kwargs):
@@ -32,6 +32,7 @@ def covariances(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _weights_fit(own: Tensor, fweights: Tensor | None = None, aweights: Tensor | None = None, **others: Any) -> bool:
+    """Whether weights have the shapes and dtypes that torch accepts."""
     observations = own.shape[-1] if own.ndim else 1
     for weights, is_count in ((fweights, True), (aweights, False)):
         if weights is None:

@@ -1,4 +1,4 @@
-"""The fused layers of `torch.nn` for inference (`nn.TransformerEncoder` and its like) are traced as their ops."""
+"""The fused inference paths of `torch.nn` (as of `nn.TransformerEncoder`) are off: their ops are traced."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from autopar.tracing.patching import attributes_set
 
 
 def fused_layers_off() -> AbstractContextManager[None]:
-    """Inside, they run as in training: fused, they look at data to leave padding out, and are ops that nothing splits.
+    """While inside, these layers run as in training: the fused ops look at data to skip padding, and cannot be sharded.
 
-    What differs is the result where there is padding: fused, it is 0.
+    Only results at padded positions differ: fused, they are 0.
     """
     return attributes_set(torch.backends.mha, _is_fastpath_enabled=False)

@@ -1,4 +1,4 @@
-"""Generators that forward hands to what draws: a planned model draws from a counter and a seed, alike on every rank."""
+"""Generators that forward passes to random ops are ignored: planned models draw from a seed and a counter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autopar.user_warnings import warn
 
 
 def without_generator(func: Callable[..., Any], kwargs: dict[str, Any], where: str) -> dict[str, Any]:
-    """`kwargs` without their `generator`; a warning says so where there was one."""
+    """`kwargs` without `generator`; warns if there was one."""
     if kwargs["generator"] is not None:
         name = getattr(func, "__name__", str(func))
         warn(

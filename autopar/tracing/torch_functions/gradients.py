@@ -1,4 +1,4 @@
-"""Calls in forward that ask for gradients, or for a say in them."""
+"""Calls in forward that compute gradients or influence them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Gradients by inputs, and by what forward has made, are in the graph, also those that are differentiated again.
+    """Record gradients with respect to inputs and intermediate tensors, which may be differentiated again.
 
-    Parameters are read through copies that are gathered: gradients by them are right in a leaf, which runs the code as
-    it is. `backward` fills `.grad`, which is no result.
+    Gradients with respect to parameters are refused, since the graph reads gathered copies of these; they are correct
+    in a leaf, which runs the code as it is. So is `backward`, since it adds to `.grad` and returns no result.
     """
     if func is not torch.autograd.grad:
         raise UntraceableError(
@@ -49,7 +49,7 @@ def differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
 
 
 def _begin_at(recorder: Recorder, tensor: torch.Tensor) -> None:
-    """Put `start_of_gradients` behind a tensor, for all that reads it."""
+    """Insert `start_of_gradients` behind a tensor, for all its readers from when it required a gradient."""
     node = recorder.node_of(tensor)
     if node.target is start_of_gradients:
         return
@@ -65,9 +65,9 @@ def _begin_at(recorder: Recorder, tensor: torch.Tensor) -> None:
 def _gradients(
     recorder: Recorder, asked: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    """What such a call gives on data-free tensors, which have no history: by whether an input leads to an output.
+    """The data-free results of such a call; as tensors have no history, the graph tells which inputs matter.
 
-    Raises RuntimeError, as torch does, by what leads to none.
+    Raises RuntimeError, as torch does, for an input that leads to no output.
     """
     ends = [recorder.node_of(tensor) for tensor in pytree.tree_leaves(asked["outputs"]) if tensor.requires_grad]
     leading = _ancestors(ends)
@@ -80,12 +80,12 @@ def _gradients(
                 "if this is the desired behavior."
             )
         made = torch.empty_like(tensor, requires_grad=bool(is_used and asked.get("create_graph")))
-        found.append(made.clone() if is_used or asked.get("materialize_grads") else None)  # no leaf
+        found.append(made.clone() if is_used or asked.get("materialize_grads") else None)  # a clone is no autograd leaf
     return tuple(found)
 
 
 def _ancestors(ends: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes that some are computed from, those themselves among them, along tensors that have gradients."""
+    """The nodes that `ends` are computed from, and these themselves, along tensors that require gradients."""
     waiting = list(ends)
     found = set(waiting)
     while waiting:
@@ -101,7 +101,7 @@ def _has_gradient(node: fx.Node) -> bool:
 
 
 def begins(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """`requires_grad_()`: what has read the tensor before is not on the way that gradients come."""
+    """`requires_grad_()`: nodes that have read the tensor before do not propagate its gradient."""
     tensor = args[0]
     node = recorder.nodes.get(id(tensor))
     if node is not None and not tensor.requires_grad:
@@ -110,7 +110,7 @@ def begins(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def hooked(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """It would hang on a data-free tensor, and no gradient would come. As a leaf it might get one rank's rows."""
+    """Refuse a hook: on a data-free tensor it would never run, and in a leaf it might get only one rank's rows."""
     raise UntraceableError(
         "register_hook() in forward changes or reads a gradient, which calls of the graph would not do: write it as "
         "the backward of a torch.autograd.Function",
@@ -119,7 +119,7 @@ def hooked(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def dual(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Of a level that is over when the graph runs."""
+    """Refuse a dual tensor: its forward-mode level has ended when the graph runs."""
     raise UntraceableError(
         "make_dual() inside forward differentiates in forward mode: write it as torch.func.jvp(f, (x,), (direction,)), "
         "which is planned",

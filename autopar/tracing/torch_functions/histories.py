@@ -1,4 +1,7 @@
-"""Calls that part a tensor's values from its history in place: `x.data = y`, `x.detach_()`. No version counts them."""
+"""Calls that separate a tensor's values from its autograd history in place: `x.data = y`, `x.detach_()`.
+
+They do not raise the tensor's version counter.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ Tensor = torch.Tensor
 
 
 def data_assigned(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
-    """`x.data = y` gives x other values and leaves it its history, as a write into `x.data` does."""
+    """`x.data = y` gives x other values but keeps its history, like a write into `x.data`."""
     tensor, values = args
     if values is tensor or (isinstance(tensor, torch.nn.Parameter) and tensor.dtype != values.dtype):
-        recorder.record(func, *args)  # a module is cast: `self.router.to(dtype)`
+        recorder.record(func, *args)  # as in casting a module: `self.router.to(dtype)`
         return
     if tensor.shape != values.shape or tensor.dtype != values.dtype:
         raise UntraceableError(
@@ -30,7 +33,7 @@ def data_assigned(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None
 
 
 def detached_in_place(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Tensor:
-    """`x.detach_()`: from here on the name stands for the tensor without its history."""
+    """`x.detach_()`: from now on the name refers to the tensor without its history."""
     tensor: Tensor = args[0]
     if tensor.requires_grad:
         with recorder.pausing():

@@ -1,7 +1,7 @@
-"""`torch.inference_mode` inside a model: for a graph it is `no_grad`.
+"""`torch.inference_mode` inside a model is treated as `no_grad`.
 
-Its tensors have no version counter, by which writes are seen; and it sets gradients off (on, for `False`) as `no_grad`
-does, which is all that a graph keeps of it.
+Tensors of inference mode have no version counter, which is how writes are detected. A graph keeps only the effect on
+grad mode: off, or on for `inference_mode(False)`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autopar.tracing.patching import attributes_set
 
 @contextlib.contextmanager
 def inference_as_no_grad() -> Iterator[None]:
-    """While inside, entering `inference_mode` makes ordinary tensors without gradients."""
+    """While inside, entering `inference_mode` only turns gradients off; tensors are ordinary ones."""
     active = [torch.is_inference_mode_enabled()]
 
     def enter(self: torch.inference_mode) -> None:

@@ -1,6 +1,6 @@
-"""`Tensor.new`, the old way to a tensor like another: what it is given are sizes or data.
+"""`Tensor.new`, the legacy way to create a tensor like another one, from sizes or from data.
 
-It tells a `torch.Size` from a list, which a graph does not. So what stands there is `new_empty` or `new_tensor`.
+It distinguishes a `torch.Size` from a list, which a graph cannot. So it is recorded as `new_empty` or `new_tensor`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 def new(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """The handler of `Tensor.new`; what it was given of another kind (a storage) is recorded as it is."""
+    """The handler of `Tensor.new`; calls with other arguments (a storage) are recorded as they are."""
     like, *given = args
     device = {name: value for name, value in kwargs.items() if name == "device"}
     size = kwargs.get("size", given[0] if len(given) == 1 and isinstance(given[0], torch.Size) else tuple(given))

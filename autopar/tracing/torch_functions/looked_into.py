@@ -1,10 +1,10 @@
-"""Functions of `torch.nn` that are looked into: what they do inside are ops like any other.
+"""Functions of `torch.nn` whose bodies are recorded, op by op, instead of the call.
 
-They are Python made of torch functions, which hands itself to the mode as a whole; inside, it is told that nobody
-listens, while the mode does. As one node, `multi_head_attention_forward` could split on the batch alone, and not at
+They are Python code that passes the whole call to an active function mode, unless `has_torch_function` says that there
+is none, as it does here. As one node, `multi_head_attention_forward` could be sharded only along the batch, and not at
 all where it draws a dropout mask; `gaussian_nll_loss` could not run without data, since it asserts that no variance is
-below zero; no graph shows the distance that `triplet_margin_with_distance_loss` is given; and the numbers of
-`gumbel_softmax` would be drawn for all rows on every rank.
+negative; a graph cannot hold the distance function of `triplet_margin_with_distance_loss`; and every rank would draw
+the numbers of `gumbel_softmax` for all rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CODES = {function.__code__ for function in LOOKED_INTO}
 
 
 def look_into(mode: TorchFunctionMode, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The call's result, whose own ops `mode` sees one by one."""
+    """The call's result; `mode` sees the ops inside one by one."""
     names = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"
     nobody = {name: lambda *tensors: False for name in names}
     with mode, attributes_set(F, **nobody), attributes_set(torch.overrides, **nobody):

@@ -1,8 +1,8 @@
-"""Checkpoint regions: what runs inside `torch.utils.checkpoint` runs inline and is tagged with its region.
+"""Checkpoint regions: code inside `torch.utils.checkpoint` runs inline, and its nodes are tagged with their region.
 
-`checkpoint` is often bound early (`from torch.utils.checkpoint import checkpoint`), so not the function is
-replaced but what its body looks up: the reentrant and the non-reentrant machinery. Its outer shell, which
-would import torch._dynamo, is skipped.
+`checkpoint` is often bound early (`from torch.utils.checkpoint import checkpoint`), so what is replaced is not this
+function but what its body looks up: the reentrant and the non-reentrant implementation. Its outer wrapper, which would
+import torch._dynamo, is skipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`as_strided` addresses memory, which under a plan is another one: a tensor that was moved lies there alone.
+"""`as_strided` addresses a tensor's memory, which differs under a plan: a tensor that was moved has memory of its own.
 
-A tensor without gaps is taken in the order in which it lies (transposed, say), contiguous: then the call means the same
-wherever the tensor is, if it reads nothing beyond its elements.
+A tensor without gaps is first made contiguous in its memory order (transposed, for example). Then the call means the
+same wherever the tensor is, provided that it reads only the tensor's own elements.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _SIGNATURE = inspect.signature(lambda input, size, stride, storage_offset=None: 
 
 
 def as_strided(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Record the call; UntraceableError if it depends on memory other than the tensor's own elements."""
     given = _SIGNATURE.bind(*args, **{"input" if name == "self" else name: value for name, value in kwargs.items()})
     tensor, *numbers = given.args
     size, stride, *start = as_numbers(recorder, numbers)
@@ -44,14 +45,14 @@ def as_strided(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             "or diagonal",
             where=recorder.where(),
         )
-    recorder.reads_memory = True  # inputs that lie otherwise are traced anew
+    recorder.reads_memory = True  # inputs with other strides need another trace
     if not tensor.is_contiguous():
         tensor = recorder.record(Tensor.contiguous, recorder.record(Tensor.permute, tensor, order))
     return recorder.record(func, tensor, size, stride, *start)
 
 
 def _start(recorder: Recorder, tensor: Tensor) -> int:
-    """Where a tensor starts in its memory: one of the model or an input may be a part of another."""
+    """A tensor's offset in its storage; an attribute or input may be part of another tensor."""
     node = recorder.nodes.get(id(tensor))
     example = None if node is None else node.meta.get(EXAMPLE)
     return int((recorder.attributes.original(tensor) if example is None else example).storage_offset())

@@ -1,6 +1,6 @@
 """`torch.vmap` and `torch.func` inside a model: a body is recorded below the transform, where tensors are plain ones.
 
-Above it the recorder would see tensors without their batch dim, or wrapped for a derivative, which no graph could
+Above it, the recorder would see tensors without their batch dim, or wrapped for a derivative, which no graph could
 replay. So while a transformed function runs, a dispatch mode records what reaches the dispatcher.
 """
 
@@ -26,13 +26,15 @@ _DERIVATIVES = {"grad_impl": "grad", "grad_and_value_impl": "grad_and_value", "_
 
 
 class _Below(TorchDispatchMode):
+    """Records the ops of a transformed function that reach the dispatcher."""
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if kwargs.get("device") == META:  # the batching makes tensors where those it sees are
+        if kwargs.get("device") == META:  # vmap creates tensors on the device of its operands
             kwargs = {**kwargs, "device": self.recorder.device}
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._made, (args, kwargs))
         result = self.recorder.record(func, *args, **kwargs)
@@ -41,7 +43,7 @@ class _Below(TorchDispatchMode):
         return result
 
     def _made(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Zeros for those that forward mode makes where something has no tangent, past every mode."""
+        """A node for zero tensors that forward-mode AD creates for missing tangents without passing any mode."""
         if not tensor._is_zerotensor() or id(tensor) in self.recorder.nodes:
             return tensor
         options = {"dtype": tensor.dtype, "device": self.recorder.device}
@@ -52,7 +54,7 @@ class _Below(TorchDispatchMode):
         return any(self._value(t).requires_grad for t in self._tensors(arguments))
 
     def _require_grad(self, result: Any) -> None:
-        """Below autograd nothing says that a result has a gradient; where it has, the graph must move it."""
+        """Mark results as requiring a gradient: below autograd they do not say so, and a plan must know it."""
         for tensor in self._tensors(result):
             if tensor.is_floating_point() or tensor.is_complex():
                 self._value(tensor).requires_grad_()
@@ -61,18 +63,17 @@ class _Below(TorchDispatchMode):
         return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor) and id(t) in self.recorder.nodes]
 
     def _value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the annotation of the tensor's node keeps."""
+        """The data-free value in the annotation of the tensor's node."""
         value: torch.Tensor = self.recorder.nodes[id(tensor)].meta[VAL]
         return value
 
 
 @contextlib.contextmanager
 def transformed_bodies(recorder: Recorder) -> Iterator[None]:
-    """While inside, a call of a function that `torch.vmap` or `torch.func` has transformed is recorded as what it does
-    to plain tensors."""
+    """While inside, functions transformed by `torch.vmap` or `torch.func` are recorded as ops on plain tensors."""
     apis: Any = torch._functorch.apis
     eager: Any = torch._functorch.eager_transforms
-    held = weakref.ref(recorder)  # torch keeps lists of its functions, and so what stands for one meanwhile
+    held = weakref.ref(recorder)  # torch keeps lists of its functions, which may keep these replacements alive
 
     def below(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +82,7 @@ def transformed_bodies(recorder: Recorder) -> Iterator[None]:
                 return original(*args, **kwargs)
             for picked in all_in((args, kwargs)):
                 raise picked.unknown(f"torch.func.{name}")
-            with recorder.below_functions(), _Below(recorder):  # one mode sees what nested transforms come to
+            with recorder.below_functions(), _Below(recorder):  # a single mode sees the ops of all nested transforms
                 return original(*args, **kwargs)
 
         return call

@@ -1,6 +1,6 @@
-"""`Tensor.type`, the old way to a dtype: asked, it gives the name of a tensor class; given one, it casts to its dtype.
+"""`Tensor.type`, the legacy handling of dtypes: it returns the name of a tensor class, or casts to one.
 
-The class has a device in it too: data-free tensors tell the one that they claim, and stay where they are.
+The class includes a device: data-free tensors report the device that they claim, and never move.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 def type_of(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """The handler of `Tensor.type`; what it is given is a dtype, a tensor class or the name of one."""
+    """The handler of `Tensor.type`, which is given a dtype, a tensor class or the name of one."""
     given = args[1] if len(args) > 1 else kwargs.get("dtype")
     if given is None:
         name, kind = torch.empty(0, dtype=args[0].dtype).type(), recorder.device.type
