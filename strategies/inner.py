@@ -150,7 +150,7 @@ def _swapped(
     found = []
     for axis, (placement, n) in enumerate(zip(layouts[0].placements, mesh_shape, strict=True)):
         if half and n > 1 and placement.is_sharded and placement.dim == dim:
-            # Priced as the all-to-all among n ranks in which a device sends as many bytes, n - 1 of n parts of its own.
+            # Priced as an all-to-all among all n ranks, which sends (n - 1) / n of the bytes that it is handed.
             one, three = (-(-halves * half * n // (n - 1)) for halves in (1, 3))
             back = (three, one) if result.grad else (0, 0)
             found += [InnerCollective("all_to_all", axis, one, given) for given in back]
