@@ -1,9 +1,8 @@
 """Which dim of each returned tensor is the batch dim: followed from the inputs through the strategies, op by op.
 
 If a strategy splits an op's inputs along their batch dims, then the dim along which it splits an output is the batch
-dim
-of this output; an output that is a partial sum under this strategy has none. If no strategy splits along the batch, the
-outputs are unknown: such a tensor, when it is returned, counts as batched if its first dim is as long as the batch.
+dim of this output; an output that is a partial sum under this strategy has none. If no strategy splits along the batch,
+the outputs are unknown: such a tensor, when it is returned, counts as batched if its first dim is as long as the batch.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ def stored(shape: Shape, mesh_shape: Mesh, ragged: Container[int] = ()) -> tuple
     """How a parameter can be stored: replicated, or in contiguous shards.
 
     Shards are uneven on dims in `ragged`, which ops read in uneven pieces, or where no dim can be cut evenly. The
-    latter
-    are gathered before an op reads them, so the last ranks may hold nothing: of 4096 rows on 192 ranks, 187 hold some.
+    latter are gathered before an op reads them, so the last ranks may hold nothing: of 4096 rows on 192 ranks, 187 hold
+    some.
     """
     return _one_output(_plain_layouts(shape, range(len(shape)), mesh_shape, ragged))
 

@@ -31,9 +31,8 @@ def _cross_entropy(
     for each row. With class weights, or with distributions as labels, the sum of the weights is a third number.
 
     `nll_loss` exchanges none of these, since the ranks' losses are summands. A mean also needs the number of labels
-    that
-    are not ignored, or the sum of their classes' weights: a scalar, reduced over axes that split the rows, and with
-    class weights also over axes that split the classes.
+    that are not ignored, or the sum of their classes' weights: a scalar, reduced over axes that split the rows, and
+    with class weights also over axes that split the classes.
     """
     logits, target, *weight = facts[: bound.inputs]
     classes = 1 if len(logits.shape) > 1 else 0

@@ -1,9 +1,8 @@
 """Dataflow analyses over the nodes that have a rule: their members, and the fixpoint iteration that they share.
 
 A member is a single node, or a whole block of a repeat. A block is one member, so that the result of the analysis
-inside
-a block is computed once and reused for every equal block that the same sets of facts enter. The tensors of a block
-member are those that nodes outside the block make or read too.
+inside a block is computed once and reused for every equal block that the same sets of facts enter. The tensors of a
+block member are those that nodes outside the block make or read too.
 """
 
 from __future__ import annotations

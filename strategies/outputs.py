@@ -1,10 +1,9 @@
 """How one mesh axis may shard the tensors that a model returns: a few choices in place of every combination of dims.
 
 Dims of different tensors are the same index where the rules of the ops between them say so: the batch dims of the
-logits
-and of every cached key are one index, the sequence dims another. An axis shards one index in every tensor that has it.
-The same choice also shards further indices whose tensors are all different ones: the vocabulary of the logits together
-with the heads of each layer's keys.
+logits and of every cached key are one index, the sequence dims another. An axis shards one index in every tensor that
+has it. The same choice also shards further indices whose tensors are all different ones: the vocabulary of the logits
+together with the heads of each layer's keys.
 """
 
 from __future__ import annotations

@@ -28,10 +28,9 @@ class Ways(NamedTuple):
     """What may pass through equal nodes.
 
     `possible`: all groups of operands that the rule allows to be partial. `groups`: those that are considered, each
-    with
-    a flag for every operand: the output is smaller than this operand. `gradient`: partial gradients may pass. `gains`:
-    the inputs whose gradients must all lead to a gain for that to be worth it; None where the op itself is the gain,
-    since its output is larger than its inputs.
+    with a flag for every operand: the output is smaller than this operand. `gradient`: partial gradients may pass.
+    `gains`: the inputs whose gradients must all lead to a gain for that to be worth it; None where the op itself is the
+    gain, since its output is larger than its inputs.
     """
 
     possible: Groups

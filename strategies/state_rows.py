@@ -1,9 +1,8 @@
 """With `inputs="local"`: which states are batched, so that each rank holds its own rows, and along which dim.
 
 The call that sets a state decides: if the value that it returns for the state has a batch dim, so has the state that
-the
-next call is given. A state that one call is given and passes on to another state makes the other one's batch dim known
-too, hence the iteration. What earlier calls have found (`ROWS`) takes precedence.
+the next call is given. A state that one call is given and passes on to another state makes the other one's batch dim
+known too, hence the iteration. What earlier calls have found (`ROWS`) takes precedence.
 """
 
 from __future__ import annotations

@@ -29,10 +29,8 @@ class Strategy:
     (`Layout`): R+ of an input means that this op yields a partial gradient for it, R+ of an output that it accepts one.
     `local` names the code in `autopar.runtime.local` that runs on local tensors ("": the op itself, on the shards).
     `work` is the part of the op's FLOPs and bytes that one device does: 1 if replicated, 1/n if split over an axis of
-    n,
-    more on the longest of unequal pieces.
-    `factors` says for each axis what it splits: "" nothing, a factor's name, `factor@outer` for an inner digit, "P" or
-    "R+" where a partial value or gradient passes through.
+    n, more on the longest of unequal pieces. `factors` says for each axis what it splits: "" nothing, a factor's name,
+    `factor@outer` for an inner digit, "P" or "R+" where a partial value or gradient passes through.
     """
 
     inputs: tuple[Layout, ...]

@@ -172,8 +172,7 @@ class _Detours:
 
     def _costs(self, axis: int) -> Array:
         """What changing `axis` costs, indexed by the choices of the axes before it, its own choice, its next choice,
-        the
-        choices of the axes after it, and the pair. Where choices are the same placement, only the first is
+        the choices of the axes after it, and the pair. Where choices are the same placement, only the first is
         reachable."""
         width, places = self.choices, self.places[:, axis]
         codes = self.codes.reshape(width**axis, width, 1, -1, self.many)

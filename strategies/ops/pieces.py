@@ -131,8 +131,7 @@ def fold(node: fx.Node) -> str:
 
 def getitem(node: fx.Node) -> str | None:
     """`tensor[key]`: numbers, slices, None and ellipsis cut; integer tensors look up, and their dims go where torch
-    puts
-    them."""
+    puts them."""
     found = _indexed(input_shape(node), node.args[1])
     if found is None:
         return None

@@ -156,8 +156,7 @@ def diagonal(node: fx.Node) -> str:
 
 def place_back(node: fx.Node) -> str:
     """`slice_backward(grad, input_sizes, dim, ...)` and `select_backward`: puts the gradient into zeros along `dim`,
-    where
-    forward has read."""
+    where forward has read."""
     after = output_shapes(node)[0]
     dim = argument(node, "dim", 2) % len(after)
     names = ["_" if i == dim else name for i, name in enumerate(letters(len(after)))]
