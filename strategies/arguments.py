@@ -19,7 +19,7 @@ Writer = Callable[[fx.Node], "str | None"]
 def op_name(node: fx.Node) -> str:
     """The op's name in the table: that of the torch function, operator or method, without underscores around it.
 
-    Python functions of other modules than torch and the tracer have none (""): a user's own `linear` is not torch's.
+    "" for functions of other modules than torch and autopar itself: a user's `linear` is not torch's.
     """
     if node.op == "call_method":
         return str(node.target).strip("_")

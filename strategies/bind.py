@@ -165,6 +165,7 @@ def _broadcasts(terms: tuple[Term, ...], length: int, sizes: dict[str, int]) -> 
 def _spots(
     dims: Sequence[tuple[Term, ...]], shape: Shape, names: Sequence[str], sizes: dict[str, int]
 ) -> tuple[Spot | None, ...]:
+    """Where one tensor has each of the factors `names`."""
     found: dict[str, Spot] = {}
     for d, (terms, length) in enumerate(zip(dims, shape, strict=True)):
         if _broadcasts(terms, length, sizes):

@@ -180,6 +180,7 @@ def check_strategy(
 def _problems(
     done: Mapping[Coordinate, LocalRun], whole: LocalRun, strategy: Strategy, mesh_shape: Mesh
 ) -> Iterator[str]:
+    """Messages on all outputs, gradients and written inputs that are not what the strategy's layouts say."""
     each = partial(differences, mesh_shape=mesh_shape, tolerance=tolerance([*whole.leaves, *whole.outputs]))
     for i, (output, layout) in enumerate(zip(whole.outputs, strategy.outputs, strict=True)):
         yield from each(f"output {i}", output, layout, {c: r.outputs[i] for c, r in done.items()})

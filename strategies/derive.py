@@ -24,7 +24,7 @@ from autopar.strategies.state_rows import split_states
 from autopar.strategies.strategy import Strategy
 
 Strategies = tuple[Strategy, ...]
-"""The ways to run one node."""
+"""The strategies of one node."""
 
 
 def strategies_for(

@@ -129,6 +129,7 @@ def _shares_gradient(bound: Bound, position: Position, facts: Sequence[TensorFac
 
 
 def _split(bound: Bound, position: Position, wanted: Sequence[bool]) -> Mode:
+    """The mode in which one axis splits one position."""
     factor = bound.factors[position.factor]
     without = R if "whole" in factor.note.words else _partial(factor.note.join)
     placements = []

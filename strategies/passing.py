@@ -83,6 +83,7 @@ def alike(
 
 
 def _ways(op: RuledOp) -> Ways:
+    """What may pass through an op by its rule, and whether the op itself is a gain."""
     bound, sizes = op.bound, [_bytes(fact) for fact in op.facts]
     possible, contracted = everything_passes(bound, op.facts), _contracted(bound)
     made = sum(sizes[bound.inputs :])

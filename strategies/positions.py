@@ -59,7 +59,7 @@ class _Candidates(Flow):
         self.moves = _MOVES if sum(n > 1 for n in mesh_shape) <= 2 else _ON_MANY
 
     def through(self, op: RuledOp, known: tuple[Spots, ...], given: Any) -> tuple[Any, tuple[Spots, ...]]:
-        """`given`: the ragged factors."""
+        """The useful positions of an op, and its tensors' spots with these added; `given`: its ragged factors."""
         bound, ragged = op.bound, given or frozenset()
         positions = {(Position(f, 1), 0) for f in range(len(bound.factors))} if op.anchor else set()
         for t, some in enumerate(known):

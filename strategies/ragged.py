@@ -74,6 +74,8 @@ class _Leave(Flow):
         self._own: dict[RuledOp, tuple[frozenset[int], frozenset[int]]] = {}
 
     def through(self, op: RuledOp, known: tuple[Set, ...], given: Any) -> tuple[Any, tuple[Set, ...]]:
+        """The factors that may be cut: those that the rule calls ragged, and local ones that some tensor's dims
+        reach."""
         stated, travels = self._factors(op)
         spots = op.bound.spots
         reached = {

@@ -49,7 +49,7 @@ Words = Literal["always", "whole", "plain", "ragged", "idle", "double", "linear"
 
 @dataclass(frozen=True)
 class Term:
-    """One occurrence of a factor in a dim: its name, whether it is never split, its size where it is stated."""
+    """One occurrence of a factor in a dim: its name, whether it is marked `!` (never split), and its size if stated."""
 
     name: str
     fixed: bool = False
@@ -163,6 +163,7 @@ def _operands(side: str, rule: str) -> tuple[Operand, ...]:
 
 
 def _operand(text: str, rule: str) -> Operand:
+    """Parse one operand; `rule` is the whole text, for messages."""
     text, kind = text.strip(), ""
     if text.startswith("["):
         if text[-2:] not in ("]?", "]*"):
@@ -210,6 +211,7 @@ def _term(token: str) -> Term:
 
 
 def _notes(text: str, rule: str) -> tuple[Note, ...]:
+    """Parse the notes after the bar."""
     notes = []
     for part in text.split(","):
         words = part.split()

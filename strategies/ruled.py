@@ -60,6 +60,7 @@ class Rules:
         return members
 
     def _op(self, node: fx.Node, refs: Sequence[TensorRef]) -> RuledOp | None:
+        """What a node shares with equal ones; None if it has no rule."""
         kind = node.meta.get(KIND)
         key = _signature(node) if kind not in self._signatures else self._signatures[kind]
         if kind is not None:
@@ -140,7 +141,7 @@ def _place(node: fx.Node) -> str:
 
 
 def _signature(node: fx.Node) -> Hashable:
-    """What a node's strategies depend on; names and positions in the graph are not part of it."""
+    """A key of what a node's strategies depend on, without names and positions in the graph."""
 
     def known(argument: Any) -> Any:
         return _Known(argument.meta.get(VAL)) if isinstance(argument, fx.Node) else argument

@@ -44,6 +44,7 @@ class Entry:
 
 
 def _collect(attribute: str) -> dict[str, Entry]:
+    """One table of all families' dicts of this name."""
     table: dict[str, Entry] = {}
     for family in (*_ANCHORS, *_FOLLOWERS):
         rules: dict[str, str | Writer] = getattr(family, attribute, {})

@@ -137,6 +137,7 @@ def _trees(kind: str, axis: Axis) -> Iterator[tuple[float, float, str]]:
 
 
 def _rate(kind: str, axis: Axis) -> float:
+    """Bytes per second of a kind: its own rate where the axis has one."""
     own = {
         "all_gather": axis.gather_bytes_per_s,
         "reduce_scatter": axis.scatter_bytes_per_s,

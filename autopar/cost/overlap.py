@@ -69,6 +69,10 @@ def _on_one_axis(
     micro_batches: int,
     overlap: float,
 ) -> float:
+    """The maximum of the rows in the module's docstring for one axis: greedy, stretch by stretch.
+
+    `gathers` is sum g_c, `again` sum a_c, `reduced` t_c, and `before` B_1 + ... + B_(c-1).
+    """
     gathers = again = before = reduced = 0.0
     for c, stretch in enumerate(stretches):
         own = 1 - 1 / (stretch.count * stretch.buckets)

@@ -99,6 +99,8 @@ def simulate(
 
 
 class _Simulation:
+    """The state of one simulation: `now` is the time of the compute stream, `lines` are the communication streams."""
+
     def __init__(
         self,
         graph: fx.Graph,
@@ -167,6 +169,7 @@ class _Simulation:
                     self._reduce(bucket)
 
     def _replay(self, segment: Segment, route: Sequence[tuple[str, int]]) -> None:
+        """Recompute a segment up to the last node that saves something."""
         end = segment.replayed if segment.replayed >= 0 else segment.last
         for node in self.nodes[segment.first : end + 1]:
             if in_segment(node):
@@ -205,6 +208,7 @@ class _Simulation:
         self._go_ahead(which, behind, read=True)
 
     def _go_ahead(self, which: tuple[str, int], behind: Sequence[tuple[str, int]], *, read: bool) -> None:
+        """Begin the collectives of the buckets `behind` this one that are due ahead."""
         here, after = self._gathered(which), map(self._gathered, behind)
         for one, collectives in due_ahead(here, after, self.longest, read=read):
             if one.which not in self.begun:
@@ -255,6 +259,7 @@ class _Simulation:
         self.now = max(self.now, self._put(one, self.now, phase))
 
     def _put(self, one: Transfer, earliest: float, phase: str) -> float:
+        """Put a collective on its stream, to begin at `earliest` or when the stream is free; returns when it ends."""
         if not one.seconds:
             return earliest
         start, end = self.lines[one.axis].add(earliest, one.seconds)

@@ -40,10 +40,7 @@ Call = tuple[str, int, int, str, str]  # kind, axis, bytes, phase, cause
 def conversion_moves(
     ref: TensorRef, source: Layout, wanted: Layout, mesh_shape: tuple[int, ...], *, needs_grad: bool
 ) -> tuple[list[Move], list[Move]]:
-    """The collectives that convert `ref` from `source` to `wanted`: forward, backward.
-
-    Raises LayoutError if that is impossible.
-    """
+    """The collectives that convert `ref` from `source` to `wanted`, forward and backward; LayoutError if none do."""
     path = steps(source, wanted, tuple(tensor_of(ref).shape), mesh_shape, needs_grad=needs_grad)
     return [s.forward for s in path if s.forward], [s.backward for s in reversed(path) if s.backward]
 
@@ -114,9 +111,7 @@ class Transfer:
 @dataclass(frozen=True)
 class Traffic:
     """What a plan sends in one step: its collectives, its buckets, and for each axis what could hide behind compute.
-
-    `transfers`: every single collective of one micro-batch, the last one.
-    """
+    `transfers`: every single collective of one micro-batch, the last one."""
 
     collectives: tuple[Collective, ...]
     buckets: tuple[Bucket, ...]
@@ -141,6 +136,9 @@ def announced(
 
 
 class _Walk:
+    """The walk over the graph. `conversions` collects those of parameters, which are grouped into buckets at the
+    end."""
+
     def __init__(
         self,
         memory: StepMemory,
@@ -193,6 +191,7 @@ class _Walk:
         return Traffic(found, planned, self.movable, tuple(self.transfers))
 
     def _inputs(self, node: fx.Node) -> None:
+        """Add the conversions of a node's inputs."""
         memory = self.memory
         saved_inputs, segment = memory.saved(node)[0], self.segment_of.get(node)
         for i, (ref, wanted) in enumerate(zip(memory.inputs[node], self.chosen[node].inputs, strict=True)):

@@ -126,7 +126,7 @@ def _cheapest_order(
 ) -> tuple[Step, ...] | None:
     """The order in which `axes` change from `src` to `dst` with the least traffic; None if none is possible.
 
-    Dynamic programming over the sets of axes that have changed already: the set alone says the layout.
+    Dynamic programming over the set of axes that have changed already, which determines the layout.
     """
     best: dict[int, tuple[float, tuple[Step, ...], Layout]] = {0: (0.0, (), src)}
     for done in range((1 << len(axes)) - 1):

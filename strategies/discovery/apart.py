@@ -114,6 +114,7 @@ def _be_child(work: Callable[[Callable[..., None]], None], reading: int, writing
 
 
 def _messages(reading: int) -> Iterator[list[Any]]:
+    """The messages in a pipe, one JSON list a line, until it is closed or silent for `_PATIENCE_SECONDS`."""
     rest, deadline = b"", time.monotonic() + _PATIENCE_SECONDS
     while True:
         ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))

@@ -86,6 +86,8 @@ def _splits(text: str, made: Tiny) -> int:
 
 
 def _candidates(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
+    """Candidates in the order in which they are tried: those that shard most outputs and then most tensors first, and
+    among these, those with fewest merged dims."""
     found = set(itertools.islice(_all_places(made, inputs), _MOST_CANDIDATES))
 
     def rank(places: tuple[Held | None, ...]) -> tuple[int, int, int, str]:

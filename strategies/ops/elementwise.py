@@ -1,4 +1,4 @@
-"""Ops that act on each element, with broadcasting: one rule and lists of names."""
+"""Elementwise ops with broadcasting: one rule for long lists of names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def where(node: fx.Node) -> str:
 
 
 def masked_fill(node: fx.Node) -> str:
-    """Linear where the masked elements become zero."""
+    """Linear if the masked elements become zero."""
     return f"{EACH} | linear:0" if is_zero(argument(node, "value", 2)) else EACH
 
 

@@ -18,7 +18,7 @@ from autopar.strategies.arguments import Writer, argument, input_shape, is_zero,
 
 
 def split(notes: str) -> Writer:
-    """Pieces along `dim`, of equal lengths or not."""
+    """A writer for ops that cut `dim` into pieces of equal or different lengths."""
 
     def write(node: fx.Node) -> str:
         whole, pieces = input_shape(node), output_shapes(node)
@@ -50,7 +50,7 @@ def cat(node: fx.Node) -> str:
 
 
 def _units(names: Sequence[str], dim: int, unit: int, length: int) -> str:
-    """The dims `names` with dim `dim` cut into units."""
+    """The text of the dims `names`, with dim `dim` as units (`(_ name=unit)`)."""
     cut = names[dim] if length == unit else f"(_ {names[dim]}={unit})"
     return " ".join(cut if i == dim else n for i, n in enumerate(names)) if unit > 1 else _hidden(names, dim)
 
@@ -69,7 +69,7 @@ def stack(node: fx.Node) -> str:
 
 
 def unbind(node: fx.Node) -> str:
-    """One output for each index of a dim."""
+    """One output for each index of a dim, which stays whole."""
     names = letters(len(input_shape(node)))
     dim = argument(node, "dim", 1, 0) % len(names)
     rest = " ".join(n for i, n in enumerate(names) if i != dim)
@@ -77,14 +77,14 @@ def unbind(node: fx.Node) -> str:
 
 
 def select(node: fx.Node) -> str:
-    """One index of a dim."""
+    """Takes one index of a dim, which stays whole."""
     names = letters(len(input_shape(node)))
     dim = argument(node, "dim", 1) % len(names)
     return f"{_hidden(names, dim)} -> {' '.join(n for i, n in enumerate(names) if i != dim)} | linear"
 
 
 def narrow(node: fx.Node) -> str:
-    """A run of indices of a dim."""
+    """Takes a range of indices of a dim; a start that is not a known number leaves every dim whole."""
     shape = input_shape(node)
     names = letters(len(shape))
     dim, start = argument(node, "dim", 1) % len(shape), argument(node, "start", 2)
@@ -96,7 +96,7 @@ def narrow(node: fx.Node) -> str:
 
 
 def _slice(name: str, length: int, start: int, taken: int, step: int) -> tuple[str, str]:
-    """A dim before and after `start::step`, `taken` long."""
+    """The text of a dim before and after the slice `start::step` of `taken` elements."""
     if taken == length and step == 1:
         return name, name
     if step > 1:

@@ -48,7 +48,8 @@ def extremum(node: fx.Node) -> str | None:
 
 
 def along(position: int = 1, notes: str = "", name: str = "dim", default: int | None = None) -> Writer:
-    """Along `dim`, which stays whole; all other dims split. Without a default, none given is all."""
+    """A writer for ops along `dim`, which stays whole; all other dims can be split. If no `dim` is given and there is
+    no default, all dims are meant."""
 
     def write(node: fx.Node) -> str:
         rank = len(input_shape(node))

@@ -74,7 +74,7 @@ def view(notes: str) -> Writer:
     def write(node: fx.Node) -> str | None:
         before, after = input_shape(node), output_shapes(node)[0]
         if math.prod(before) != math.prod(after) or 0 in before:
-            return None  # `view(dtype)` changes the number of elements
+            return None  # `view(dtype)` changes the number of elements; in an empty tensor no factor is known
         text = regroup(before, after)
         if op_name(node) in ("view_as", "reshape_as"):  # the second tensor gives the shape alone
             sides = text.partition(" -> ")
@@ -93,7 +93,7 @@ def permute(node: fx.Node) -> str:
 
 
 def transpose(first: str, second: str) -> Writer:
-    """Two dims change places; `first` and `second` name the arguments."""
+    """A writer for ops that swap two dims; `first` and `second` are the arguments' names."""
 
     def write(node: fx.Node) -> str:
         names = letters(len(input_shape(node)))

@@ -130,7 +130,7 @@ class Grouping:
     @cached_property
     def forward(self) -> ForwardPart | None:
         """The forward of a training step, if the step's peak may be there."""
-        from autopar.cost.memory.forward_part import forward_part  # it asks this class in turn
+        from autopar.cost.memory.forward_part import forward_part  # imported here, since it imports this module
 
         return forward_part(self._memory, self)
 

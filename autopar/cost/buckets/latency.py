@@ -84,6 +84,7 @@ class BucketLatency:
         return self._known[key].get(_key(one), 0.0)
 
     def _shares(self, region: int, phase: Phase) -> dict[tuple[object, ...], float]:
+        """`missing` for every conversion of a region that has some."""
         ways: defaultdict[int, list[Conversion]] = defaultdict(list)
         for one in self._in[region]:
             if (way := self._way(one, phase)) and self.grouping.calls(one.ref, one.wanted) < 1:

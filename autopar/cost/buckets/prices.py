@@ -53,6 +53,7 @@ class BucketPrices:
         return self._told[alike]
 
     def _priced(self, members: Sequence[Conversion], phase: Phase) -> list[Priced]:
+        """A member's price: its part of the collective, of the latency that is missing, and its copies."""
         found = []
         missing = [self.latency.missing(one, phase) for one in members]
         for moves in zip(*(one.backward if phase == "reductions" else one.forward for one in members), strict=True):

@@ -65,6 +65,7 @@ def _in_chain(
     sources: dict[TensorRef, TensorRef],
     readers: dict[TensorRef, list[fx.Node]],
 ) -> NodeCost:
+    """The cost of a node in a chain, as the module's docstring says."""
     cost: NodeCost = node.meta[COST]
     work = cost.work
     assert work is not None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._prims_common import suggest_memory_format  # private: as the kernels ask
+from torch._prims_common import suggest_memory_format  # private, but it decides as the kernels do
 
 from autopar.cost.ops.measure import touched_bytes
 
@@ -271,7 +271,7 @@ ROWS: dict[tuple[Any, str], Row] = {
 
 
 def has_row(target: Any, device_kind: str) -> bool:
-    """Whether an op has a row for this device (a target without a hash has none)."""
+    """Whether an op has a row for this device (a target that is not hashable has none)."""
     return isinstance(target, Hashable) and (target, device_kind) in ROWS
 
 

@@ -80,6 +80,7 @@ def find_folds(memory: StepMemory) -> tuple[Fold, ...]:
 
 
 def _is_uniform(fold: Fold, memory: StepMemory) -> bool:
+    """Whether the blocks of a repeat satisfy the conditions in the module's docstring."""
     repeat, nodes = fold.repeat, fold.nodes
     second = _facts(fold, 1, memory)
     if any(_facts(fold, block, memory) != second for block in range(2, repeat.count)):

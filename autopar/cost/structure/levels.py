@@ -113,6 +113,8 @@ class _Block:
         self.possible = self._possible()
 
     def _freed(self) -> Array:
+        """The bytes that [a, b] frees of what its ops save: of storages that are made at a or later and read last at b
+        or before, and internal bytes. Sums over all such places, by cumulative sums in both directions."""
         memory = self.memory
         found = np.zeros((self.many, self.many + 1))
         reads = self._reads()
@@ -153,6 +155,7 @@ class _Block:
         return found
 
     def _seconds(self, seconds: Callable[[fx.Node], float]) -> Array:
+        """The seconds of replaying [a, b], up to the last op that saves something."""
         each = [seconds(self.nodes[offset]) for offset in self.ops]
         before = np.concatenate([[0.0], np.cumsum(each)])
         ends, end = np.zeros(self.many, dtype=np.int64), 0
