@@ -1,4 +1,4 @@
-"""One sharding rule per op, written as text; from rules follow the strategies of every node."""
+"""Sharding rules, one line of text for each op, and the strategies of every node, which are derived from them."""
 
 if __name__ != "autopar.strategies":
     raise ImportError("import this package as autopar.strategies (pip install -e . from the project's root)")

@@ -1,4 +1,4 @@
-"""Reading the arguments of a node while writing its rule."""
+"""Helpers of functions that write a node's rule: they read its arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload, OpOverloadPacket  # private: there is no other name for what `torch.ops` holds
+from torch._ops import OpOverload, OpOverloadPacket  # private, but the types in `torch.ops` have no public name
 
 from autopar.graph import VAL, input_nodes, output_tensors, resolve, target_name, tensor_inputs
 from autopar.ops.on_copies import OnCopies
@@ -19,7 +19,7 @@ Writer = Callable[[fx.Node], "str | None"]
 def op_name(node: fx.Node) -> str:
     """The op's name in the table: that of the torch function, operator or method, without underscores around it.
 
-    Python functions of other modules than torch and the tracer have none (""): a user's own `linear` is not torch's.
+    "" for functions of other modules than torch and autopar itself: a user's `linear` is not torch's.
     """
     if node.op == "call_method":
         return str(node.target).strip("_")
@@ -34,8 +34,8 @@ def op_name(node: fx.Node) -> str:
 
 
 def qualified_name(node: fx.Node) -> str:
-    """The op's name among all ops: `mylib::op` of an operator, one that writes too, `package.module.function`,
-    `Tensor.method`."""
+    """The op's name among all ops: `mylib::op` of an operator (also of one that writes in place),
+    `package.module.function`, or `Tensor.method`."""
     target: Any = node.target
     if isinstance(target, OnCopies) and isinstance(target.call, (OpOverload, OpOverloadPacket)):
         target = target.call
@@ -48,8 +48,8 @@ def qualified_name(node: fx.Node) -> str:
 
 
 def user_name(node: fx.Node) -> str:
-    """The op's name for messages: of a write in place what the user wrote, not what stands in the graph for it; of
-    torch's functions their public name, not that of the builtin module that has them."""
+    """The op's name for messages. A write in place has the name of what the user wrote, not of the node that replaces
+    it in the graph; a torch function has its public name, not that of the builtin module that defines it."""
     name = op_name(node)
     if name == "apply_inplace":
         return f"Tensor.{node.args[0]}"
@@ -65,7 +65,7 @@ def user_name(node: fx.Node) -> str:
 
 
 def value(argument: Any) -> Any:
-    """An argument as the trace saw it: nodes, also in tuples and lists, become their data-free values."""
+    """An argument with nodes, also those inside tuples and lists, replaced by their data-free values."""
     return fx.node.map_aggregate(argument, lambda a: a.meta.get(VAL) if isinstance(a, fx.Node) else a)
 
 
@@ -77,12 +77,12 @@ def argument(node: fx.Node, name: str, position: int, default: Any = None) -> An
 
 
 def is_zero(number: Any) -> bool:
-    """Whether an argument is the number 0; a tensor's contents are not known."""
+    """Whether an argument is the number 0. False for tensors, whose contents are not known."""
     return isinstance(number, (int, float)) and number == 0
 
 
 def integers(node: fx.Node, name: str, position: int) -> tuple[int, ...] | None:
-    """An argument that is an int, a sequence of ints, or ints spread over the positions from `position` on."""
+    """An argument that is an int, a sequence of ints, or several positional ints from `position` on."""
     found = argument(node, name, position)
     if isinstance(found, int) and name not in node.kwargs:
         found = [value(a) for a in node.args[position:] if isinstance(value(a), int) and not isinstance(a, bool)]
@@ -108,7 +108,7 @@ def letters(count: int) -> list[str]:
 
 
 def dims_of(dims: int | Sequence[int] | None, rank: int) -> list[int]:
-    """Dims as numbers from 0; None is every dim."""
+    """Dims as non-negative numbers; None and an empty sequence mean every dim."""
     if dims is None:
         return list(range(rank))
     chosen = [dims] if isinstance(dims, int) else list(dims)
@@ -116,9 +116,9 @@ def dims_of(dims: int | Sequence[int] | None, rank: int) -> list[int]:
 
 
 def by_name(signature: str, output: str, **operands: str) -> Writer:
-    """A writer for an op whose tensor arguments may come by position or by name, and may be absent.
+    """A writer for an op whose tensor arguments may be given by position or by name, and may be absent.
 
-    `signature` lists the argument names in order; `operands` the text of each that is a tensor.
+    `signature` lists the argument names in order; `operands` has the rule text of each tensor argument.
     """
     names = signature.split()
 

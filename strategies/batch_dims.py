@@ -1,8 +1,8 @@
-"""Along which dim of what a graph returns the rows of its batch lie: followed from the inputs, op by op.
+"""Which dim of each returned tensor is the batch dim: followed from the inputs through the strategies, op by op.
 
-Where a way to run an op splits an input along its rows, the dim along which the output is split then is that of the
-rows; an output that is a partial sum then has none. Of an op that nothing splits along rows, nobody knows: what comes
-of it is taken for rows where its first dim is as long as the batch.
+If a strategy splits an op's inputs along their batch dims, then the dim along which it splits an output is the batch
+dim of this output; an output that is a partial sum under this strategy has none. If no strategy splits along the batch,
+the outputs are unknown: such a tensor, when it is returned, counts as batched if its first dim is as long as the batch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import fx
 from autopar.graph import VAL, TensorRef, output_tensors, resolve, tensor_inputs, tensor_of
 from autopar.strategies.strategy import Strategy
 
-Marks = frozenset[int] | None  # dims of a tensor along which rows lie; None: nobody knows
+Marks = frozenset[int] | None  # the dims of a tensor that may be the batch dim; None: unknown
 _NONE: frozenset[int] = frozenset()
 
 
 def batch_dims(graph: fx.Graph, strategies: Mapping[fx.Node, Sequence[Strategy]]) -> tuple[int, ...]:
-    """For each tensor that the graph returns the first dim along which rows of the batch lie, -1 without one.
+    """For each tensor that the graph returns its (first) batch dim, or -1 if it has none.
 
-    `strategies`: with `inputs="local"`, where inputs that are split have rows.
+    `strategies` must be those for `inputs="local"`: there an input that is split is batched.
     """
     marks: dict[TensorRef, Marks] = {}
     told: dict[tuple[int, tuple[Marks, ...]], list[Marks]] = {}
@@ -48,7 +48,7 @@ def batch_dims(graph: fx.Graph, strategies: Mapping[fx.Node, Sequence[Strategy]]
 
 
 def _carried(ways: Sequence[Strategy], given: Sequence[Marks], outputs: int) -> list[Marks]:
-    """The marks of an op's outputs, by those of its inputs."""
+    """The batch dims of an op's outputs, given those of its inputs."""
     found: list[Marks] = [None] * outputs
     for way in ways:
         axes = [axis for axis, factor in enumerate(way.factors) if factor not in ("", "P", "R+")]

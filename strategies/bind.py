@@ -1,4 +1,4 @@
-"""A rule meets shapes: which factors there are, how long each is, and where in which tensor it lies."""
+"""Binds a rule to the shapes of a call: which factors there are, how long each is, and where each tensor has it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Factor:
-    """One index of an op: `splittable` unless marked `!` or of length one; `alone` if it shares a dim with no other."""
+    """One index of an op. `splittable`: neither marked `!` nor of length one; `alone`: it shares no dim with another
+    factor that is longer than one."""
 
     name: str
     size: int
@@ -23,7 +24,7 @@ class Factor:
     alone: bool
 
     def splits_at(self, outer: int) -> bool:
-        """Whether a digit may stand there: at the front of a `plain` factor, anywhere in another."""
+        """Whether a digit with this `outer` may be split: in a `plain` factor only the first, in others any."""
         return self.splittable and self.size % outer == 0 and (outer == 1 or "plain" not in self.note.words)
 
 
@@ -51,9 +52,9 @@ class Bound:
 
 
 def bind(rule: ShardingRule, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Bound:
-    """Match the operands with the tensors' shapes; RuleError when they do not fit.
+    """Match the operands with the tensors' shapes; RuleError if they do not fit.
 
-    A dim of length one where its factor is longer broadcasts: the tensor does not have the factor.
+    A dim of length one whose factor is longer is broadcast: this tensor does not have the factor.
 
     >>> bound = bind(ShardingRule.parse("b s (c=3! h e) -> b s c! h e"), [(2, 5, 24)], [(2, 5, 3, 4, 2)])
     >>> [(f.name, f.size, spot.dim, spot.outer) for f, spot in zip(bound.factors, bound.spots[0])][2:]
@@ -83,7 +84,7 @@ def bind(rule: ShardingRule, inputs: Sequence[Shape], outputs: Sequence[Shape]) 
 
 
 def _match(operands: Sequence[Operand], shapes: Sequence[Shape], rule: ShardingRule, side: str) -> list[Operand]:
-    """One operand for each tensor: optional ones are taken from the left while tensors last."""
+    """One operand for each tensor: optional operands are matched from the left as long as there are tensors."""
     spare = len(shapes) - sum(not o.kind for o in operands)
     matched: list[Operand] = []
     for operand in operands:
@@ -102,7 +103,7 @@ def _match(operands: Sequence[Operand], shapes: Sequence[Shape], rule: ShardingR
 
 
 def _expand(operand: Operand, shape: Shape, longest: int, rule: ShardingRule) -> list[tuple[Term, ...]]:
-    """The operand's dims with the ellipsis written out: factors ...0, ...1 and so on, aligned on the right."""
+    """The operand's dims with the ellipsis expanded into factors ...0, ...1 and so on, aligned on the right."""
     count = len(shape) - len(operand.dims) + (operand.dots is not None)
     if count < 0 or (operand.dots is None and count > 0):
         raise RuleError(f"rule '{rule}': '{operand}' does not fit a tensor of shape {shape}")
@@ -116,7 +117,8 @@ def _expand(operand: Operand, shape: Shape, longest: int, rule: ShardingRule) ->
 
 
 def _sizes(tensors: Sequence[list[tuple[Term, ...]]], shapes: Sequence[Shape], rule: ShardingRule) -> dict[str, int]:
-    """The length of each factor: stated, alone in a dim, or the last unknown of a merged dim."""
+    """The length of each factor: stated in the rule, or that of a dim which it fills, or what the other factors of a
+    merged dim leave."""
     sizes: dict[str, int] = {}
 
     def learn(name: str, size: int) -> None:
@@ -156,20 +158,21 @@ def _sizes(tensors: Sequence[list[tuple[Term, ...]]], shapes: Sequence[Shape], r
 
 
 def _broadcasts(terms: tuple[Term, ...], length: int, sizes: dict[str, int]) -> bool:
-    """Whether a dim of these factors is one long where they are longer, as a mask's is that all heads share."""
+    """Whether a dim of length one stands for longer factors, as the heads' dim of a mask that all heads share does."""
     return length == 1 and any(sizes[t.name] > 1 for t in terms if t.name != "_")
 
 
 def _spots(
     dims: Sequence[tuple[Term, ...]], shape: Shape, names: Sequence[str], sizes: dict[str, int]
 ) -> tuple[Spot | None, ...]:
+    """Where one tensor has each of the factors `names`."""
     found: dict[str, Spot] = {}
     for d, (terms, length) in enumerate(zip(dims, shape, strict=True)):
         if _broadcasts(terms, length, sizes):
             continue
         outer = 1
         others = math.prod(sizes[t.name] for t in terms if t.name != "_")
-        private = max(1, length // others)  # what the others of its dim leave; a dim of length 0 lies as any other
+        private = max(1, length // others)  # the length of `_`; at least 1, for dims of length 0
         for term in terms:
             if len(terms) > 1 or sizes[term.name] == length:
                 found[term.name] = Spot(d, outer)

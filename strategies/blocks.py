@@ -1,4 +1,4 @@
-"""Equal blocks of a graph as members of the flows (`autopar.strategies.members`)."""
+"""Makes one member (`autopar.strategies.members`) of each block of a repeat, so that equal blocks are analysed once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from autopar.cost.structure.blocks import Repeat
 from autopar.graph import KIND, TensorRef, resolve
 from autopar.strategies.members import Member, RuledBlock
 
-_LEAST = 4  # blocks, of which the first decides for itself and the second is looked at for all
+_LEAST = 4  # blocks that a repeat must have: the first stays single nodes, the second is analysed for all that follow
 
 
 class Members(NamedTuple):
-    """Nodes under a rule, and blocks of them; `inside`: the nodes of each block, as its rule has them."""
+    """`of`: the members, by their (first) node. `inside`: for each block member its nodes, in the order of the block's
+    own members."""
 
     of: Mapping[fx.Node, Member]
     inside: Mapping[fx.Node, Sequence[fx.Node]]
@@ -31,9 +32,9 @@ def members_with_blocks(
     constant: Collection[fx.Node],
     one_by_one: Callable[[Sequence[fx.Node]], dict[fx.Node, Member]],
 ) -> Members:
-    """The members of a graph in order; `one_by_one` finds those of some nodes, `constant` are under no rule.
+    """The members of a graph in graph order. `one_by_one` makes members of single nodes; nodes in `constant` have none.
 
-    The first block of a repeat may read what no other does, so that its nodes are members of their own.
+    The nodes of a repeat's first block stay single members, because this block may read other tensors than the rest.
     """
     members: dict[fx.Node, Member] = {}
     inside: dict[fx.Node, Sequence[fx.Node]] = {}
@@ -55,7 +56,7 @@ def members_with_blocks(
 
 
 class _Blocks:
-    """The blocks of a repeat behind the first; `members` are those of the second."""
+    """The blocks of a repeat after the first. `members` are those of the second block, which is the model of all."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class _Blocks:
         self._is_told = all(KIND in node.meta for node in members)
 
     def _read_elsewhere(self) -> Iterator[TensorRef]:
-        """What the second block makes of which some block lets others read the like."""
+        """The second block's tensors whose counterparts in some block are read outside that block."""
         for offset, place in enumerate(self.repeat.instance(1)):
             for at in range(place, self.repeat.end, self.repeat.period):
                 first, users = at - offset, self.nodes[at].users
@@ -86,11 +87,12 @@ class _Blocks:
         return [(node.meta.get(KIND), node in constant) for node in self.nodes[span.start : span.stop]]
 
     def is_equal(self, i: int, constant: Collection[fx.Node]) -> bool:
-        """Whether the rules of a block are those of the second, beyond what makes it one of the repeat."""
+        """Whether block `i` has the same rules as the second one: the same kinds of calls, and the same constants. That
+        both are blocks of one repeat is not enough for this."""
         return self._is_told and self._facts(i, constant) == self._facts(1, constant)
 
     def member(self, i: int) -> tuple[fx.Node, Member, list[fx.Node]]:
-        """A block by its first node, as a member, with its nodes."""
+        """Block `i`: its first node, its member, and its nodes."""
         distance = (i - 1) * self.repeat.period
         tensors = [self._moved(ref, distance) for ref in self._tensors]
         pairs = zip(self._tensors, tensors, strict=True)

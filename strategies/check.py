@@ -1,9 +1,9 @@
-"""The executed check: an op split by a strategy does what the op does unsplit, forward and backward.
+"""The executed check: an op that is split by a strategy must compute the same as the unsplit op, forward and backward.
 
-The op runs on small real tensors, once whole and once on every simulated rank. An input is handed out as its layout
-says (a partial one in random summands), gradients of the outputs likewise, and what comes back, values and gradients
-of the inputs, must be what the layouts promise: equal to the shard, or summing to it over the axes of a partial one.
-So a rule that names the wrong dims, forgets a partial sum or claims linearity falsely cannot pass.
+The op runs on small real tensors, once unsplit and once on every simulated rank. The inputs and the outputs' gradients
+are distributed as their layouts say (partial ones as random summands). The outputs and the inputs' gradients of all
+ranks must then be what the layouts promise: equal to the shard, or summing to it over the axes of a partial one.
+So a rule that names the wrong dims, forgets a partial sum or wrongly claims linearity cannot pass.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ Mesh = tuple[int, ...]
 
 
 class Ranks(Protocol):
-    """What runs local code: for each rank a call with its local arguments."""
+    """Runs a strategy's local code on all ranks, each with its local arguments."""
 
     def run(
         self, node: fx.Node, strategy: Strategy, mesh_shape: Mesh, work: Mapping[Coordinate, LocalRun]
     ) -> dict[Coordinate, LocalRun]:
-        """Complete `work`, every rank by itself or all at once where they exchange."""
+        """Run and `finish` every rank's part: one rank after another, or all at once if the code has collectives."""
 
 
 class LocalRun:
-    """One rank's part: local leaves and gradients of outputs in; `finish` brings outputs and the leaves' gradients."""
+    """One rank's part of a run. It is given local leaves and the outputs' gradients; `finish` sets `outputs` and the
+    leaves' gradients."""
 
     def __init__(self, node: fx.Node, leaves: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         self.node, self.leaves, self.gradients = node, list(leaves), list(gradients)
@@ -55,7 +56,7 @@ class LocalRun:
         return filled[0], filled[1]
 
     def finish(self, result: Any) -> None:
-        """Take the op's result and send the gradients back."""
+        """Store the outputs in the op's `result`, and run backward from them."""
         self.outputs = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         pairs = []
         for output, gradient in zip(self.outputs, self.gradients, strict=True):
@@ -66,7 +67,7 @@ class LocalRun:
 
 
 class OneByOne:
-    """Ranks whose local code is the op itself."""
+    """Runs strategies whose local code is the op itself, one rank after another."""
 
     def run(
         self, node: fx.Node, strategy: Strategy, mesh_shape: Mesh, work: Mapping[Coordinate, LocalRun]
@@ -80,7 +81,7 @@ class OneByOne:
 
 
 def all_positions(bound: Bound, mesh_shape: Sequence[int], ragged: Container[int] = ()) -> list[Position]:
-    """Every digit of every factor that an axis can pick; `ragged`: the factors that need not divide."""
+    """Every position that some mesh axis can split; `ragged`: the factors whose length need not divide."""
     every = (Position(f, outer) for f, factor in enumerate(bound.factors) for outer in range(1, factor.size))
     return [position for position in every if can_cut(bound, position, mesh_shape, ragged)]
 
@@ -88,9 +89,9 @@ def all_positions(bound: Bound, mesh_shape: Sequence[int], ragged: Container[int
 def every_strategy(
     node: fx.Node, tensors: Sequence[torch.Tensor], mesh_shape: Mesh, bound: Bound | None = None
 ) -> tuple[Strategy, ...]:
-    """All that the node's rule (or another, `bound`) allows, useful or not.
+    """All strategies that the node's rule (or another one, `bound`) allows, useful or not.
 
-    Of the table's rules every factor that counts as local is cut unevenly too, where its length does not divide.
+    For a rule of the table, every factor on which the op is local (`ragged.local_factors`) may be cut unevenly too.
     """
     own, bound = bound is None, bound or bound_rule(node)
     if bound is None:
@@ -113,11 +114,12 @@ def check(
     most: int = 100,
     seed: int = 0,
 ) -> int:
-    """Run up to `most` strategies of the node (a sample, if there are more) against the op itself; how many ran.
+    """Compare up to `most` strategies of the node (a random sample, if there are more) with the unsplit op; returns how
+    many were run.
 
-    `bound` is the rule to try, by default the table's.
+    `bound` is the rule to test, by default the table's.
 
-    Raises RuleError for the first that does not do what its layouts say.
+    Raises RuleError for the first strategy whose results are not what its layouts say.
     """
     strategies = every_strategy(node, tensors, mesh_shape, bound)
     chosen = random.Random(seed).sample(strategies, most) if len(strategies) > most else strategies
@@ -131,7 +133,8 @@ def check(
 def run_whole(
     node: fx.Node, tensors: Sequence[torch.Tensor], axes: int, *, ranks: Ranks, plain: Strategy | None = None
 ) -> LocalRun:
-    """The op unsplit, its outputs' gradients random; an op that draws random numbers by local code on one rank."""
+    """Run the op unsplit, with random gradients of its outputs. An op with local code even where nothing is split (it
+    draws random numbers) runs through this code on one rank."""
     generator = torch.Generator().manual_seed(1)
     shapes = [t.shape for t in output_tensors(node)]
     gradients = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
@@ -154,7 +157,7 @@ def check_strategy(
     whole: LocalRun | None = None,
     bound: Bound | None = None,
 ) -> None:
-    """One strategy against the op unsplit (`whole`, made here if it is not given)."""
+    """Compare one strategy with the unsplit op (`whole`, run here if it is not given)."""
     whole = whole or run_whole(node, tensors, len(mesh_shape), ranks=ranks)
     generator = torch.Generator().manual_seed(2)
     parts = [_spread(t, layout, mesh_shape, generator) for t, layout in zip(tensors, strategy.inputs, strict=True)]
@@ -177,6 +180,7 @@ def check_strategy(
 def _problems(
     done: Mapping[Coordinate, LocalRun], whole: LocalRun, strategy: Strategy, mesh_shape: Mesh
 ) -> Iterator[str]:
+    """Messages on all outputs, gradients and written inputs that are not what the strategy's layouts say."""
     each = partial(differences, mesh_shape=mesh_shape, tolerance=tolerance([*whole.leaves, *whole.outputs]))
     for i, (output, layout) in enumerate(zip(whole.outputs, strategy.outputs, strict=True)):
         yield from each(f"output {i}", output, layout, {c: r.outputs[i] for c, r in done.items()})
@@ -186,12 +190,12 @@ def _problems(
             gradients = {c: t.grad if t.grad is not None else torch.zeros_like(t) for c, t in local.items()}
             expected = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             yield from each(f"gradient of input {i}", expected, layout.gradient(), gradients)
-        else:  # an op may write into one, as batch norm does
+        else:  # an op may write into an input without a gradient, as batch norm does
             yield from each(f"input {i} afterwards", leaf, layout, local)
 
 
 def tolerance(tensors: Iterable[torch.Tensor]) -> float:
-    """1e-9, or what float32 allows where the op reads or makes one."""
+    """1e-9, or 1e-4 if one of the op's tensors is in single precision."""
     single = any(t.dtype in (torch.float32, torch.complex64) for t in tensors)
     return 1e-4 if single else 1e-9
 
@@ -205,7 +209,7 @@ def differences(
     mesh_shape: Mesh,
     tolerance: float,
 ) -> Iterator[str]:
-    """Where the ranks' parts, joined, are not the whole tensor lying as `layout`, as text."""
+    """A message for each rank on which the joined parts differ from the whole tensor's shard under `layout`."""
     for c in parts:
         expected = take_shard(whole.detach(), layout, mesh_shape, c)
         joined = _joined(layout, parts, c)
@@ -241,7 +245,7 @@ _JOINS: dict[Join, Callable[[torch.Tensor, int], torch.Tensor]] = {
 def _spread(
     tensor: torch.Tensor, layout: Layout, mesh_shape: Mesh, generator: torch.Generator
 ) -> dict[Coordinate, torch.Tensor]:
-    """A whole tensor handed out as `layout` says; a partial one in random summands."""
+    """Each rank's part of a whole tensor under `layout`; over partial axes, random summands."""
     axes = [a for a, p in enumerate(layout.placements) if p.is_partial]
     groups = list(itertools.product(*(range(mesh_shape[a]) for a in axes)))
     whole = tensor.detach()
@@ -261,7 +265,7 @@ def _leaf(tensor: torch.Tensor, grad: bool | None = None) -> torch.Tensor:
 
 
 def coordinates(mesh_shape: Sequence[int]) -> list[Coordinate]:
-    """Of every rank."""
+    """The coordinates of all ranks of a mesh."""
     return list(itertools.product(*map(range, mesh_shape)))
 
 

@@ -1,4 +1,4 @@
-"""Constants: what is the same whatever the model is given."""
+"""Constants of a graph: tensors that do not depend on the model's inputs or trainable parameters."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from autopar.graph import VAL, output_tensors, tensor_inputs
 from autopar.strategies.table import entry
 
 LARGE = 16 << 20
-"""Bytes of a constant from which it is split as other tensors are."""
+"""Bytes: a computed constant that is larger is sharded like other tensors, if its op has a rule."""
 
 _FILLINGS = {torch.zeros, torch.ones, torch.full, torch.empty}
 
 
 def constants(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that no input and no trainable tensor reaches: buffers, factories and what is computed from them.
+    """Nodes that depend on no input and no trainable tensor: buffers, factories and what is computed from them.
 
-    But not a tensor of one number that other ops read alone: it may be as large as these, and is split with them. Nor
-    what is large and under a rule, such as a mask for all rows of a batch: a rank computes the part that it reads.
+    Two kinds are left out. A tensor filled with one number that no other constant reads: it may be as large as the
+    tensors that it is combined with, and is split with them. A large tensor whose op has a rule, such as a mask for all
+    rows of a batch: each rank computes the part that it reads.
     """
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op in ("placeholder", "output", "call_module"):
             continue
         value = node.meta.get(VAL)
-        if isinstance(value, torch.Tensor) and value.requires_grad:  # nearly always
+        if isinstance(value, torch.Tensor) and value.requires_grad:  # true for nearly all nodes, and cheap to see
             continue
         if any(t.requires_grad for t in output_tensors(node)) or (node.op == "get_attr" and _is_parameter(node)):
             continue

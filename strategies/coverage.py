@@ -1,7 +1,7 @@
-"""How far the rules of a graph reach: which ops are under one, and which of its indices each can be split on.
+"""Coverage of a graph by rules: which ops have one, and which kinds of indices each op can be split on.
 
-An index is *batch-like* if it comes from dim 0 of an input, *sequence-like* if from another dim of one, and *inner*
-otherwise: heads, features, experts, a vocabulary.
+An index is *batch-like* if it comes from dim 0 of an input, *sequence-like* if from another dim of an input, and
+*inner* otherwise: heads, features, experts, a vocabulary.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Kind = Literal["batch", "sequence", "inner"]
 
 
 class Coverage(NamedTuple):
-    """One op: where its rule is from, and the kinds of indices that some axis of the mesh can split it on."""
+    """One op: where its rule comes from, and the kinds of indices on which some axis of the mesh can split it."""
 
     source: Source
     kinds: frozenset[Kind]
 
 
 def coverage(graph: fx.Graph, mesh_shape: Sequence[int]) -> dict[fx.Node, Coverage]:
-    """The ops of an annotated graph that inputs or parameters reach; those of constants are left out."""
+    """The coverage of each op of an annotated graph; ops that compute constants are left out."""
     members, positions = positions_of(graph, mesh_shape)
     spots: dict[TensorRef, dict[Spot, Kind]] = {}
     for node in graph.nodes:

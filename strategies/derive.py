@@ -1,4 +1,4 @@
-"""From an annotated graph to the strategies of every node."""
+"""Derives the strategies of every node of an annotated graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autopar.strategies.state_rows import split_states
 from autopar.strategies.strategy import Strategy
 
 Strategies = tuple[Strategy, ...]
-"""The ways to run one node."""
+"""The strategies of one node."""
 
 
 def strategies_for(
@@ -32,10 +32,10 @@ def strategies_for(
 ) -> dict[fx.Node, Strategies]:
     """Every way to run each node over a mesh, all-replicated first.
 
-    The nodes are those that yield a tensor, `getitem` on tuples excepted, and the output. Equal nodes share one
-    tuple. `inputs="local"`: each rank passes its part of the batch, so placeholders may be sharded on dim 0.
-    `repeats`: the graph's blocks (`cost.structure.blocks`), of which equal ones are looked at once; the answer is the
-    same without. Warns once per op (`NoRuleWarning`) of one that has no rule.
+    The nodes are those that yield a tensor, except `getitem` on tuples, and the output. Equal nodes share one tuple.
+    `inputs="local"`: each rank passes its part of the batch, so placeholders may be sharded on dim 0.
+    `repeats`: the graph's repeated blocks (`cost.structure.blocks`). Equal ones are analysed once; the result is the
+    same without. Warns (`NoRuleWarning`) once for each op that has no rule.
     """
     derivation = _Derivation(graph, tuple(mesh_shape), inputs, repeats)
     ruled = derivation.of_ops()
@@ -51,7 +51,7 @@ def strategies_for(
 
 
 class _Derivation:
-    """Derives the strategies of one graph's nodes; nodes for which the same is asked share what is found."""
+    """Derives the strategies of one graph's nodes; nodes with equal inputs to the derivation share one result."""
 
     def __init__(self, graph: fx.Graph, mesh_shape: tuple[int, ...], inputs: str, repeats: Sequence[Repeat]) -> None:
         self._mesh_shape, self._inputs = mesh_shape, inputs
@@ -66,11 +66,11 @@ class _Derivation:
         self._ends: dict[Hashable, Strategies] = {}
 
     def of_ops(self) -> dict[fx.Node, Strategies]:
-        """The nodes under a rule: of equal blocks, each node of each."""
+        """The strategies of all nodes that have a rule, those inside blocks included."""
         members, positions = self._members, self._positions
         passing = alike(worth_passing(members, positions, self._parameters), members, positions)
         of_op: dict[Hashable, Strategies] = {}
-        of_member: dict[Hashable, list[Strategies]] = {}  # by node of the member
+        of_member: dict[Hashable, list[Strategies]] = {}  # an entry for each node of the member
         found: dict[fx.Node, Strategies] = {}
         for node, (shared, _) in members.items():
             member = (shared, positions[node], passing[node], self._uneven.factors[node])
@@ -85,7 +85,7 @@ class _Derivation:
         return found
 
     def of_output(self, node: fx.Node, found: Mapping[fx.Node, Strategies]) -> Strategies:
-        """What the graph returns, as those that make it can leave it."""
+        """The strategies of the output node: the layouts in which the returned tensors' producers can leave them."""
         refs = tensor_inputs(node)
         dims = [sorted(_sharded_dims(found[ref.node], ref.index)) for ref in refs]
         ways = choices(refs, dims, self._members, self._positions)
@@ -94,7 +94,7 @@ class _Derivation:
         return ends.returned(shapes, ways, self._mesh_shape, uneven)
 
     def of_end(self, node: fx.Node) -> Strategies:
-        """A parameter, an input, or an op without a rule."""
+        """The strategies of a parameter, an input, or an op without a rule."""
         given = "global" if STATE in node.meta or node.meta.get(ROWS) == -1 else self._inputs
         is_constant, uneven = node in self._constant, self._uneven.dims.get(TensorRef(node, 0), frozenset())
         outputs = tuple(TensorFact.of(t) for t in output_tensors(node))
@@ -105,7 +105,7 @@ class _Derivation:
 
 
 def positions_of(graph: fx.Graph, mesh_shape: Sequence[int]) -> tuple[dict[fx.Node, Member], dict[fx.Node, Any]]:
-    """The nodes under a rule, and where each is worth splitting."""
+    """The nodes that have a rule as members, and the useful positions of each; repeats are not folded here."""
     members = Rules(constants(graph)).members(graph.nodes)
     return members, useful_positions(members, _sources(graph), mesh_shape, ragged(members).factors)
 
@@ -145,11 +145,11 @@ def _of_end(
 
 
 def _sharded_dims(strategies: Strategies, output: int) -> set[int]:
-    """The dims on which some strategy shards an output plainly."""
+    """The dims on which some strategy shards output number `output` contiguously."""
     placements = {p for strategy in strategies for p in strategy.outputs[output].placements}
     return {p.dim for p in placements if p.is_sharded and p.outer == 1}
 
 
 def only_replicated(strategies: Mapping[fx.Node, Strategies]) -> Iterator[fx.Node]:
-    """The nodes that no axis can split."""
+    """The nodes with a single strategy, the replicated one."""
     return (node for node, ways in strategies.items() if len(ways) == 1)

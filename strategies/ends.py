@@ -1,4 +1,4 @@
-"""Strategies of the nodes that are no ops: inputs, parameters, constants, the output."""
+"""Strategies of nodes that are not ops: inputs, parameters, constants, the output."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Mesh = tuple[int, ...]
 
 
 def stored(shape: Shape, mesh_shape: Mesh, ragged: Container[int] = ()) -> tuple[Strategy, ...]:
-    """Storage of a parameter: replicated, or plain shards.
+    """How a parameter can be stored: replicated, or in contiguous shards.
 
-    Uneven ones are of dims that are `ragged`, which ops read in such pieces, or where no dim divides. The latter are
-    gathered before an op reads them, so that the last ranks may have nothing: of 4096 rows 187 of 192 ranks have some.
+    Shards are uneven on dims in `ragged`, which ops read in uneven pieces, or where no dim can be cut evenly. The
+    latter are gathered before an op reads them, so the last ranks may hold nothing: of 4096 rows on 192 ranks, 187 hold
+    some.
     """
     return _one_output(_plain_layouts(shape, range(len(shape)), mesh_shape, ragged))
 
 
 def given(shape: Shape, mesh_shape: Mesh, inputs: str, dim: int = 0) -> tuple[Strategy, ...]:
-    """A placeholder: the same on every rank ("global"), or each rank its part of a dim, in rank order ("local").
+    """A placeholder: the same on every rank ("global"), or each rank has its part of `dim`, in rank order ("local").
 
-    Scalars and tensors with one row have no parts: they are the same on every rank in either case.
+    Scalars and tensors with one row cannot be cut: they are the same on every rank in either case.
 
-    Raises InputError where the rows cannot be dealt out evenly.
+    Raises InputError if the number of rows is not a multiple of the number of ranks.
     """
     axes = len(mesh_shape)
     if inputs == "global" or not shape or shape[dim] == 1:
@@ -44,7 +45,7 @@ def given(shape: Shape, mesh_shape: Mesh, inputs: str, dim: int = 0) -> tuple[St
 
 
 def replicated(inputs: int, outputs: int, axes: int) -> tuple[Strategy, ...]:
-    """The one strategy of an op that is not split."""
+    """The single strategy of an op that is not split: everything replicated."""
     whole = Layout.replicated(axes)
     return (Strategy((whole,) * inputs, (whole,) * outputs, ("",) * axes),)
 
@@ -55,13 +56,14 @@ def returned(
     mesh_shape: Mesh,
     ragged: Sequence[Iterable[int]] = (),
 ) -> tuple[Strategy, ...]:
-    """The output node: on each axis one of the `choices` (a dim for each tensor, -1 for whole), the first for none.
+    """The output node: every axis takes one of the `choices` (a dim for each tensor, -1 for whole); the first choice
+    shards nothing.
 
-    `ragged`: of each tensor the dims that may be cut into unequal pieces.
+    `ragged`: for each tensor the dims that may be cut into unequal pieces.
     """
     found: dict[tuple[Layout, ...], Strategy] = {}
     uneven = [frozenset(dims) for dims in ragged] or [frozenset[int]()] * len(shapes)
-    fitted = cache(partial(_fitted, mesh_shape=mesh_shape))  # a model may return every layer's keys and values
+    fitted = cache(partial(_fitted, mesh_shape=mesh_shape))  # many equal tensors: every layer's keys and values
     for choice in itertools.product(*(choices if n > 1 else choices[:1] for n in mesh_shape)):
         tensors = zip(shapes, zip(*choice, strict=True), uneven, strict=True)
         layouts = tuple(fitted(shape, dims, ragged=marked) for shape, dims, marked in tensors)
@@ -71,7 +73,8 @@ def returned(
 
 
 def _fitted(shape: Shape, choice: Sequence[int], mesh_shape: Mesh, ragged: Container[int] = ()) -> Layout:
-    """Sharded by `choice`, but replicated over the axes on which that is not even, and the dim not `ragged`."""
+    """The layout that shards by `choice`, except over axes where that would be uneven and the dim is not `ragged`:
+    over these it is replicated."""
     placements: list[Placement] = [R] * len(mesh_shape)
     for axis, dim in enumerate(choice):
         if 0 <= dim < len(shape):
@@ -83,7 +86,7 @@ def _fitted(shape: Shape, choice: Sequence[int], mesh_shape: Mesh, ragged: Conta
 
 
 def _outer(placements: Iterable[Placement], dim: int, mesh_shape: Sequence[int]) -> int:
-    """The digit position after the axes that already shard `dim`."""
+    """The `outer` of the next digit of `dim`, inside those of the axes that already shard it."""
     outer = 1
     for placement, n in zip(placements, mesh_shape, strict=True):
         outer *= n if placement.is_sharded and placement.dim == dim else 1
@@ -91,9 +94,9 @@ def _outer(placements: Iterable[Placement], dim: int, mesh_shape: Sequence[int])
 
 
 def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh, marked: Container[int]) -> list[Layout]:
-    """Replicated first, then every way to shard some of `dims` plainly.
+    """Replicated first, then every way to shard some of `dims` contiguously.
 
-    Unevenly the `marked` dims, and others over axes where no way is even.
+    The `marked` dims may be cut unevenly; other dims only over a set of axes for which there is no even way.
     """
     options = [-1, *dims]
     allowed, others = [], []
@@ -111,7 +114,7 @@ def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh, marked: 
 
 
 def _may_lie(layout: Layout, shape: Shape, mesh_shape: Mesh, ragged: Container[int]) -> bool:
-    """Whether the layout cuts evenly, but for dims that may be cut unevenly, of which every rank gets some."""
+    """Whether every dim is cut evenly, or is `ragged` and cut such that no rank's piece is empty."""
     if layout.is_legal(shape, mesh_shape):
         return True
     if not layout.is_legal(shape, mesh_shape, ragged=True) or not _filled(layout, shape, mesh_shape):
@@ -129,13 +132,13 @@ def _used(layout: Layout) -> tuple[bool, ...]:
 
 
 def _long_enough(layout: Layout, shape: Shape, mesh_shape: Mesh) -> bool:
-    """Whether no dim is shorter than the ranks that cut it: such a parameter is not worth cutting."""
+    """Whether every dim has at least as many elements as ranks cut it; a shorter one is not worth cutting."""
     digits = (layout.digits(dim, mesh_shape) for dim in range(len(shape)))
     return all(math.prod(d.size for d in cut) <= length for length, cut in zip(shape, digits, strict=True))
 
 
 def _filled(layout: Layout, shape: Shape, mesh_shape: Mesh) -> bool:
-    """Whether a ragged layout gives every rank some."""
+    """Whether a ragged layout leaves no rank with an empty piece."""
     digits = (layout.digits(dim, mesh_shape) for dim in range(len(shape)))
     return all(fills(length, [digit.size for digit in cut]) for length, cut in zip(shape, digits, strict=True))
 

@@ -1,4 +1,4 @@
-"""One op on real tensors, as a node that can be looked at and run."""
+"""Makes a one-op graph from a call on real tensors, so that the op's node can be inspected and run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def callable_of(node: fx.Node) -> Any:
 
 
 def example(target: Any, /, *args: Any, **kwargs: Any) -> tuple[fx.Node, list[torch.Tensor]]:
-    """A graph of one op on real tensors: its node, annotated, and the tensors in the order of its arguments.
+    """A graph of one op on real tensors: its node with data-free values, and the tensors in the order of its arguments.
 
     `target` is a torch function or the name of a tensor method.
     """

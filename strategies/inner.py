@@ -1,4 +1,4 @@
-"""What local code sends inside an op: collectives that are part of a strategy and not of any edge."""
+"""Collectives that local code runs inside an op: they belong to a strategy, and to no conversion between ops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Facts = Sequence["TensorFact"]
 def inner_collectives(
     local: str, bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
-    """The collectives of local code `local`, axis by axis; most local code has none."""
+    """The collectives that the local code named `local` runs, axis by axis; most local code runs none."""
     find = _INNER.get(local)
     return find(bound, facts, layouts, mesh_shape) if find else ()
 
@@ -27,11 +27,12 @@ def inner_collectives(
 def _cross_entropy(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
-    """Over axes that split the classes: the maximum, then sum of exponentials and target logit, a number a row each.
+    """Axes that split the classes reduce the maximum, then the sum of exponentials and the target's logit: one number
+    for each row. With class weights, or with distributions as labels, the sum of the weights is a third number.
 
-    Where classes have weights, or labels are distributions over them, what these sum to is a third such number. Of
-    `nll_loss` the ranks' losses are summands, and nothing is exchanged. A mean over labels counts those that are not
-    ignored: over axes that split the rows, and by their classes' weights also over those that split the classes.
+    `nll_loss` exchanges none of these, since the ranks' losses are summands. A mean also needs the number of labels
+    that are not ignored, or the sum of their classes' weights: a scalar, reduced over axes that split the rows, and
+    with class weights also over axes that split the classes.
     """
     logits, target, *weight = facts[: bound.inputs]
     classes = 1 if len(logits.shape) > 1 else 0
@@ -54,7 +55,8 @@ def _cross_entropy(
 def _log_softmax(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
-    """Over axes that split the dim: the maximum, the sum of exponentials and its gradient, a number a row each."""
+    """Axes that split the dim reduce, with one number for each row: the maximum, the sum of exponentials, and in
+    backward that sum's gradient."""
     dim = next(spot.dim for f, spot in zip(bound.factors, bound.spots[0], strict=True) if spot and f.note.local)
     rows = _rows(facts[0], dim, layouts[0], mesh_shape) * max(_wide(facts[0]), facts[-1].item_bytes)
     back = rows if facts[0].grad else 0
@@ -65,7 +67,7 @@ def _log_softmax(
 def _extremum(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
-    """Over axes that split what is reduced: the extremum, and in backward how many elements are it."""
+    """Axes that split a reduced dim reduce the extremum, and in backward the number of elements that equal it."""
     given, result = facts[0], facts[-1]
     numbers = math.prod(layouts[-1].local_shape(result.shape, mesh_shape))
     back = numbers * _wide(result) if given.grad else 0
@@ -76,7 +78,7 @@ def _extremum(
 
 
 def _rows(fact: TensorFact, dim: int, layout: Layout, mesh_shape: tuple[int, ...]) -> int:
-    """How many rows along `dim` one device has."""
+    """How many rows along `dim` one device holds: the product of all other local lengths."""
     local = layout.local_shape(fact.shape, mesh_shape)
     return math.prod(length for d, length in enumerate(local) if d != dim)
 
@@ -84,7 +86,7 @@ def _rows(fact: TensorFact, dim: int, layout: Layout, mesh_shape: tuple[int, ...
 def _batch_norm(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
-    """Over axes that split the batch: two moments a channel in float64 forward, two sums a channel backward."""
+    """Axes that split the batch reduce two moments of each channel in float64, and in backward two sums of each."""
     channels = layouts[0].local_shape(facts[0].shape, mesh_shape)[1]
     axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded and p.dim != 1]
     found = [InnerCollective("all_reduce", axis, 2 * 8 * channels, 0) for axis in axes]
@@ -96,7 +98,7 @@ def _batch_norm(
 def _instance_norm(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
-    """Over axes that split the batch: two running statistics a channel in float64."""
+    """Axes that split the batch reduce two running statistics of each channel in float64."""
     channels = facts[0].shape[1]
     axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded and p.dim == 0]
     return tuple(InnerCollective("all_reduce", axis, 2 * 8 * channels, 0) for axis in axes)
@@ -105,10 +107,10 @@ def _instance_norm(
 def _exchanged(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
-    """Tokens to the ranks of their experts and back, when routes go to all experts alike.
+    """Tokens are sent to the ranks of their experts and back; the sizes assume that all experts get equally many.
 
-    Before them go how many, of which expert and with what weight; weights and tokens have gradients, which go the other
-    way. Over several axes all of it goes one axis after the other.
+    The numbers of tokens, their experts and their weights are sent first. Gradients of weights and tokens are sent the
+    opposite way. Over several axes, all this is done for one axis after another.
     """
     hidden, index, weights = facts[:3]
     both = zip(layouts[0].placements, layouts[3].placements, strict=True)
@@ -130,7 +132,7 @@ def _exchanged(
 def _routed(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
-    """Over axes that split the tokens: which weights have a gradient, a byte each."""
+    """Axes that split the tokens reduce, in backward, one flag (a byte) for each weight: whether it has a gradient."""
     learned = sum(fact.grad for fact in facts[3 : bound.inputs])
     axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded]
     return tuple(InnerCollective("all_reduce", axis, 0, learned) for axis in axes if learned)
@@ -139,15 +141,15 @@ def _routed(
 def _swapped(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
-    """Over axes that split the queries: half of them and of the results go to one rank, and in backward the same again,
-    with half of the results' gradients, and half of the queries' gradients back."""
+    """Axes that split the queries: a rank sends half of its queries to one other rank, which sends the results back.
+    Backward sends the same again and half of the results' gradients, and gets half of the queries' gradients back."""
     query, result, dim = facts[0], facts[-1], 2
     local = layouts[0].local_shape(query.shape, mesh_shape)
     half = math.prod(local) // local[dim] * (local[dim] // 2) * query.item_bytes
     found = []
     for axis, (placement, n) in enumerate(zip(layouts[0].placements, mesh_shape, strict=True)):
         if half and n > 1 and placement.is_sharded and placement.dim == dim:
-            # an exchange of so much among all n ranks sends what goes to one here
+            # Priced as an all-to-all among all n ranks, which sends (n - 1) / n of the bytes that it is handed.
             one, three = (-(-halves * half * n // (n - 1)) for halves in (1, 3))
             back = (three, one) if result.grad else (0, 0)
             found += [InnerCollective("all_to_all", axis, one, given) for given in back]
@@ -155,7 +157,7 @@ def _swapped(
 
 
 def _wide(fact: TensorFact) -> int:
-    """Bytes of one statistic: exchanged in float32, or wider if the tensor is."""
+    """Bytes of one statistic: statistics are reduced in float32, or in the tensor's dtype if that is wider."""
     return max(4, fact.item_bytes)
 
 

@@ -1,7 +1,8 @@
-"""The nodes under a rule, as members of the flows that say where each is worth splitting, and the flows themselves.
+"""Dataflow analyses over the nodes that have a rule: their members, and the fixpoint iteration that they share.
 
-Equal blocks of a deep model stand among the members as one each, so that what flows through a block is found once for
-all blocks that it flows through alike. Such a member's tensors are those that others make or touch too.
+A member is a single node, or a whole block of a repeat. A block is one member, so that the result of the analysis
+inside a block is computed once and reused for every equal block that the same sets of facts enter. The tensors of a
+block member are those that nodes outside the block make or read too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Set = frozenset[Any]
 
 @dataclass(frozen=True, eq=False)
 class RuledOp:
-    """What equal nodes share: their bound rule, the facts of their tensors (inputs, then outputs), whether they are
-    anchors, and whether the rule is the table's. Equality is identity: what follows from it is found once."""
+    """What equal nodes share: the bound rule, the facts of the tensors (inputs, then outputs), whether the op is an
+    anchor, and whether the rule is from the built-in table. Compared by identity, so that it is a cheap cache key."""
 
     bound: Bound
     facts: tuple[TensorFact, ...]
@@ -34,8 +35,9 @@ class RuledOp:
 
 @dataclass(frozen=True, eq=False)
 class RuledBlock:
-    """What equal blocks share: the members of one of them. `outer`: those of its tensors that others make or touch too;
-    `alone`: those that one node reads. What is found of a block is a tuple, by member."""
+    """What equal blocks share: the members of one of them. `outer`: the tensors that are made or read outside the block
+    too; `alone`: the tensors that exactly one node reads. An analysis result for a block is a tuple with one entry for
+    each of its members."""
 
     members: Mapping[fx.Node, Member]
     outer: tuple[TensorRef, ...]
@@ -47,15 +49,15 @@ class RuledBlock:
 
 
 class Member(NamedTuple):
-    """A node in the flow, or a block by its first: what it shares with its like, and its tensors (of a node: inputs,
-    then outputs)."""
+    """A node, or a block (which its first node stands for): what it shares with equal ones, and its own tensors (of a
+    node: inputs, then outputs; of a block: in the order of `RuledBlock.outer`)."""
 
     op: RuledOp | RuledBlock
     tensors: tuple[TensorRef, ...]
 
 
 def each_op(op: RuledOp | RuledBlock, *found: Any) -> Iterable[tuple[Any, ...]]:
-    """An op, or each of a block's, with what is found of it."""
+    """The op, or every op of the block, each with its own entry of the results in `found`."""
     if isinstance(op, RuledBlock):
         return zip((member.op for member in op.members.values()), *found, strict=True)
     return [(op, *found)]
@@ -71,10 +73,10 @@ def touching_nodes(members: Mapping[fx.Node, Member]) -> dict[TensorRef, list[fx
 
 
 class Flow:
-    """Sets of tensors that grow along the rules until nothing changes.
+    """A fixpoint iteration: every tensor has a set of facts, which grows along the rules until nothing changes.
 
-    What they do at a member is found once for equal ones whose tensors have the same sets: these only grow, so that the
-    order of visits does not matter, and equal blocks end with equal ones.
+    The transfer through a member is cached by what the member shares with equal ones and by the sets of its tensors.
+    The sets only grow, so the order of visits does not matter, and equal blocks with equal inputs end with equal sets.
     """
 
     def __init__(self) -> None:
@@ -82,7 +84,7 @@ class Flow:
         self._through: dict[tuple[object, ...], tuple[Any, tuple[Set, ...]]] = {}
 
     def same(self, some: Set) -> Set:
-        """The one object for a set."""
+        """The canonical object of a set (interning), so that equal sets can be compared by `is`."""
         return self._same.setdefault(some, some)
 
     def settle(
@@ -92,8 +94,8 @@ class Flow:
         sets: dict[TensorRef, Set],
         given: Mapping[fx.Node, Any],
     ) -> dict[fx.Node, Any]:
-        """What is found of each member once nothing changes; `sets`, to begin with and then in the end, are those of
-        all tensors, and `given` what is known of members."""
+        """Run to the fixpoint and return the result for each member. `sets` has the initial set of every tensor and is
+        updated in place to the final one; `given` is additional input for some members."""
         found: dict[fx.Node, Any] = {}
         queue = deque(members)
         waiting = set(queue)
@@ -128,5 +130,5 @@ class Flow:
         return tuple(found[node] for node in block.members), tuple(sets[ref] for ref in block.outer)
 
     def through(self, op: RuledOp, known: tuple[Set, ...], given: Any) -> tuple[Any, tuple[Set, ...]]:
-        """What is found of an op whose tensors have these sets, and what sets they have then."""
+        """The transfer function: from the sets of an op's tensors, the result for the op and the new sets."""
         raise NotImplementedError

@@ -1,16 +1,16 @@
-"""A bound rule becomes strategies: what one mesh axis can do to the op, and the products over the axes.
+"""From a bound rule to strategies: the modes of one mesh axis, and their products over all axes.
 
 Over one axis an op can
 
 - run replicated;
 - split a factor f at a position: tensors that have f are sharded; an input without it gets a partial gradient (R+);
   an output without it is partial (P), or replicated where the rule says `whole`;
-- split two factors at once, each in the tensors that have it, where local code sends what belongs together;
+- split two factors at once, each in the tensors that have it, where local code exchanges what belongs together;
 - if it is linear, pass a partial value (P → P) or a partial gradient (R+ → R+) through.
 
-Since the op on one coordinate of an axis is the same op on smaller tensors, every combination over the axes is
-again right. Several axes may split the same factor: their digits nest in axis order, those of two axes also the other
-way round.
+Since the op at one coordinate of an axis is the same op on smaller tensors, every combination of modes over the axes is
+correct too. Several axes may split the same factor: their digits nest in axis order, and on two axes also in the
+reverse order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autopar.strategies.strategy import Strategy
 
 
 class TensorFact(NamedTuple):
-    """What strategies need to know of a tensor; `grad`: a gradient flows; `item_bytes`: of one element."""
+    """What strategies need to know of a tensor; `grad`: it requires a gradient; `item_bytes`: bytes of one element."""
 
     shape: tuple[int, ...]
     floating: bool
@@ -46,7 +46,7 @@ class TensorFact(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A digit of a factor that an axis may pick: factor number and the `outer` within the factor."""
+    """A digit of a factor that an axis may split: the factor's number, and the digit's `outer` within the factor."""
 
     factor: int
     outer: int
@@ -54,25 +54,26 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Mode:
-    """What one axis does: one placement a tensor, inputs then outputs, as if it were the only axis."""
+    """What one axis does: one placement for each tensor (inputs, then outputs), as if it were the only axis."""
 
     name: str
     placements: tuple[Placement, ...]
     positions: tuple[Position, ...] = ()
     local: str = ""
-    work: float = 1.0  # of the device that does most, in units of its share
+    work: float = 1.0  # of the device that does most, over an equal share of the work
     idle: bool = False  # splitting saves no work
 
 
 class Passing(NamedTuple):
-    """Which partial values (as groups of operands: `linear_groups`) pass through an op, and whether gradients do."""
+    """What passes through an op: partial values in these groups of operands (`linear_groups`), and, if `gradient`,
+    partial gradients."""
 
     groups: tuple[tuple[int, ...], ...]
     gradient: bool
 
 
 def everything_passes(bound: Bound, facts: Sequence[TensorFact]) -> Passing:
-    """All that the rule allows."""
+    """Everything that the rule allows to pass."""
     words = bound.operation.words
     wanted = any(_wanted(bound, facts))
     groups = linear_groups(bound, facts)
@@ -80,7 +81,7 @@ def everything_passes(bound: Bound, facts: Sequence[TensorFact]) -> Passing:
 
 
 def linear_groups(bound: Bound, facts: Sequence[TensorFact]) -> tuple[tuple[int, ...], ...]:
-    """The sets of inputs in which the op is linear together, so that it takes partial values there and yields one."""
+    """The sets of inputs in which the op is jointly linear: if all of a set are partial values, so is the output."""
     note = bound.operation
     if not all(f.floating for f in facts[bound.inputs :]):
         return ()
@@ -89,7 +90,7 @@ def linear_groups(bound: Bound, facts: Sequence[TensorFact]) -> tuple[tuple[int,
 
 
 def _wanted(bound: Bound, facts: Sequence[TensorFact]) -> list[bool]:
-    """Of which inputs a gradient is wanted."""
+    """For each input whether backward computes a gradient for it."""
     flows = any(f.grad for f in facts[bound.inputs :])
     return [f.grad and flows for f in facts[: bound.inputs]]
 
@@ -97,7 +98,7 @@ def _wanted(bound: Bound, facts: Sequence[TensorFact]) -> list[bool]:
 def axis_modes(
     bound: Bound, facts: Sequence[TensorFact], positions: Iterable[Position], passing: Passing
 ) -> list[Mode]:
-    """What one axis can do, replicated first; whether digits fit an axis is checked by `combine`."""
+    """All modes of one axis, replicated first. Whether a digit fits an axis of some size is checked by `combine`."""
     wanted, outputs = _wanted(bound, facts), facts[bound.inputs :]
     modes = [Mode("", (R,) * len(facts))]
     if passing.gradient:
@@ -116,8 +117,11 @@ def axis_modes(
 
 
 def _shares_gradient(bound: Bound, position: Position, facts: Sequence[TensorFact]) -> bool:
-    """Whether ranks would join by maximum or minimum what has a gradient: all elements that are it share that, of which
-    each rank sees its own alone (`autopar.runtime.local.extrema` counts them)."""
+    """Whether splitting here makes the ranks join, by maximum or minimum, an output that has a gradient.
+
+    All elements that equal the extremum share its gradient, but a rank only sees its own ones
+    (`autopar.runtime.local.extrema` counts those of all ranks).
+    """
     if bound.factors[position.factor].note.join not in ("max", "min"):
         return False
     outputs = zip(bound.spots[bound.inputs :], facts[bound.inputs :], strict=True)
@@ -125,6 +129,7 @@ def _shares_gradient(bound: Bound, position: Position, facts: Sequence[TensorFac
 
 
 def _split(bound: Bound, position: Position, wanted: Sequence[bool]) -> Mode:
+    """The mode in which one axis splits one position."""
     factor = bound.factors[position.factor]
     without = R if "whole" in factor.note.words else _partial(factor.note.join)
     placements = []
@@ -143,7 +148,7 @@ def _split(bound: Bound, position: Position, wanted: Sequence[bool]) -> Mode:
 
 
 def _split_at_once(bound: Bound, pair: Sequence[Position], note: Note, wanted: Sequence[bool]) -> Mode:
-    """One axis splits two factors; results are finished, and a tensor with neither is whole."""
+    """The mode in which one axis splits two factors. Outputs are not partial; a tensor with neither factor is whole."""
     placements = []
     for t, spots in enumerate(bound.spots):
         spot = next((spots[p.factor] for p in pair if spots[p.factor] is not None), None)
@@ -171,7 +176,8 @@ def combine(
     mesh_shape: tuple[int, ...],
     ragged: Container[int] = (),
 ) -> tuple[Strategy, ...]:
-    """The legal products of the modes over the axes: all-replicated first, each pair of layouts once.
+    """The legal products of the modes over the axes: all-replicated first, and each combination of layouts once, with
+    the least work.
 
     `ragged`: the factors that may be cut into unequal pieces.
     """
@@ -194,7 +200,7 @@ def combine(
 
 
 def _work(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> float:
-    """The share of the device that does most: of unequal pieces it has the longest."""
+    """The part of the op's work that the device with the most does: it has the longest of unequal pieces."""
     work, most = 1.0, 1.0
     left = [factor.size for factor in bound.factors]
     for mode, n in zip(choice, mesh_shape, strict=True):
@@ -209,7 +215,8 @@ def _work(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> fl
 
 
 def _fits(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int], ragged: Container[int]) -> bool:
-    """Whether each factor divides into the digits that the axes pick from it, or may be, and can be, cut unevenly."""
+    """Whether each factor's length is divisible by the digits that the axes pick from it; a factor in `ragged` may also
+    be cut into unequal pieces, if none of them is empty."""
     digits: dict[Position, int] = {}
     for mode, n in zip(choice, mesh_shape, strict=True):
         for position in mode.positions:
@@ -232,11 +239,12 @@ def _fits(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int], ragge
 def _nestings(
     bound: Bound, facts: Sequence[TensorFact], choice: Sequence[Mode], mesh_shape: Sequence[int]
 ) -> Iterator[tuple[Layout, ...]]:
-    """The layouts of the tensors, of which two axes may pick the same position: in the mesh's order, and the other.
+    """The layouts of all tensors for each nesting order of axes that split the same position: mesh order, and for two
+    axes also the reverse.
 
-    A dim that is split over the second axis alone is then split over both without sending. Unequal pieces lie in the
-    mesh's order only; so do all on three axes, whose six orders make planning twice as long for 0.02 % of a step
-    (Llama-3-8B on 4 x 4 x 4).
+    In the reverse order, a dim that is already split over the second axis gets split over both without a collective.
+    Unequal pieces are nested in mesh order only. So is everything on three axes: their six orders would double planning
+    time for 0.02 % of a step (Llama-3-8B on 4 x 4 x 4).
     """
     axes = range(len(mesh_shape))
     yield _nested(bound, choice, mesh_shape, axes)
@@ -250,7 +258,7 @@ def _nestings(
 def _nested(
     bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int], order: Iterable[int]
 ) -> tuple[Layout, ...]:
-    """One layout a tensor; axes that pick the same position follow one another, first of `order` outermost."""
+    """One layout for each tensor; of the axes that split the same position, the first in `order` is outermost."""
     taken: dict[Position, int] = {}
     columns: list[tuple[Placement, ...]] = [()] * len(mesh_shape)
     for axis in order:
@@ -268,7 +276,7 @@ def _nested(
 
 
 def _local(bound: Bound, choice: Sequence[Mode]) -> str | None:
-    """The local code for this choice; None where two axes would need different code."""
+    """The name of the local code for these modes; None where two axes would need different code."""
     note = bound.operation
     split = any(mode.positions for mode in choice)
     names = {mode.local for mode in choice if mode.local}

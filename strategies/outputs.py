@@ -1,8 +1,9 @@
-"""What the tensors that a model returns may be wanted as: few choices, each of which means something.
+"""How one mesh axis may shard the tensors that a model returns: a few choices in place of every combination of dims.
 
-Dims of different tensors are the same index where the rules of the ops between them say so: the batch of logits and
-of every cached key is one index, the sequence another. An axis that shards the outputs picks an index, in every tensor
-that has it, and with it others that meet in no tensor: the vocabulary of logits and the heads of each layer's keys.
+Dims of different tensors are the same index where the rules of the ops between them say so: the batch dims of the
+logits and of every cached key are one index, the sequence dims another. An axis shards one index in every tensor that
+has it. The same choice also shards further indices whose tensors are all different ones: the vocabulary of the logits
+together with the heads of each layer's keys.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from autopar.strategies.modes import Position
 
 
 class Place(NamedTuple):
-    """A digit position of a tensor's dim."""
+    """A digit position of a dim of one tensor."""
 
     tensor: TensorRef
     dim: int
@@ -32,7 +33,10 @@ def choices(
     members: Mapping[fx.Node, Member],
     positions: Mapping[fx.Node, Any],
 ) -> list[tuple[int, ...]]:
-    """Ways for one axis to shard the returned `tensors`: a dim for each, -1 for whole. `dims`: those worth it."""
+    """The choices of one axis for the returned `tensors`: a dim for each tensor, or -1 to keep it whole.
+
+    `dims`: for each tensor the dims that some strategy of its producer shards.
+    """
     index = _indices(members, positions)
     holders: dict[Place, dict[int, int]] = {}
     for t, (ref, useful) in enumerate(zip(tensors, dims, strict=True)):
@@ -49,7 +53,7 @@ def choices(
 
 
 def _indices(members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Any]) -> dict[Place, Place]:
-    """A forest over places; those in one tree are the same index."""
+    """A union-find forest over places: places in one tree are the same index."""
     parent: dict[Place, Place] = {}
     lies: dict[tuple[object, ...], list[list[tuple[int, int, int]]]] = {}
     for node, (op, tensors) in members.items():
@@ -72,7 +76,8 @@ def _indices(members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Any]
 
 
 def _where_outside(block: RuledBlock, positions: Sequence[Any]) -> list[list[tuple[int, int, int]]]:
-    """Where each index of a block lies in the tensors that others make or touch too, as `_where` tells of one digit."""
+    """Where each index of a block lies in the block's outer tensors, in the form that `_where` returns for one
+    digit."""
     index = _indices(block.members, dict(zip(block.members, positions, strict=True)))
     number = {ref: t for t, ref in enumerate(block.outer)}
     found: dict[Place, list[tuple[int, int, int]]] = {}
@@ -83,7 +88,7 @@ def _where_outside(block: RuledBlock, positions: Sequence[Any]) -> list[list[tup
 
 
 def _where(bound: Bound, position: Position) -> list[tuple[int, int, int]]:
-    """Where a digit lies: the number of a tensor, its dim, and what stands before."""
+    """Where a digit lies in each tensor that has it: the tensor's number, the dim, and the digit's `outer` in it."""
     spots = [(t, some[position.factor]) for t, some in enumerate(bound.spots)]
     return [(t, spot.dim, spot.outer * position.outer) for t, spot in spots if spot is not None]
 

@@ -1,7 +1,7 @@
-"""Partial values and gradients on their way through the graph: where they come from, and where they are wanted.
+"""Propagation of partial values and partial gradients: which ops make them, and through which ops they should pass.
 
-Each walk passes the members once, in order or in reverse. What happens in a block is found once for all blocks that are
-reached alike.
+Each class makes one pass over the members, in graph order or in reverse. The result for a block is cached by what
+enters it, so that equal blocks are analysed once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from autopar.strategies.bind import Bound
 from autopar.strategies.members import Member, RuledBlock, RuledOp
 from autopar.strategies.modes import Position
 
-_MOST_ORIGINS = 8  # of a partial value that are told apart
+# The origins (ops) that are told apart for one tensor's partial value; a larger set counts as one new origin.
+_MOST_ORIGINS = 8
 _NONE: frozenset[Hashable] = frozenset()
 
-Groups = tuple[tuple[int, ...], ...]  # of operands in which an op takes partial values together
+Groups = tuple[tuple[int, ...], ...]  # each group: the operands that an op can take as partial values together
 
 
 class Ways(NamedTuple):
-    """What equal nodes may pass: groups of operands of partial values, those worth asking about each with whether one
-    of its operands becomes smaller; partial gradients, and of which inputs all must lead to a gain (None: it is one).
+    """What may pass through equal nodes.
+
+    `possible`: all groups of operands that the rule allows to be partial. `groups`: those that are considered, each
+    with a flag for every operand: the output is smaller than this operand. `gradient`: partial gradients may pass.
+    `gains`: the inputs whose gradients must all lead to a gain for that to be worth it; None where the op itself is the
+    gain, since its output is larger than its inputs.
     """
 
     possible: Groups
@@ -36,19 +41,20 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """The ops that make the partial values which can reach a tensor, as names of ops; the same `inside` each block, in
-    which what comes from outside is numbered."""
+    """`origins`: for each tensor the names of the ops whose partial results can reach it. `inside`: the same for the
+    inside of each block; there an origin outside the block is named by a number, so that equal blocks share the result.
+    """
 
     origins: dict[TensorRef, frozenset[Hashable]]
     inside: dict[fx.Node, Reach]
 
 
 class Origins:
-    """Finds where partial values come from."""
+    """Finds, for each tensor, which ops made the partial values that can reach it (forward pass)."""
 
     def __init__(self, ways: Mapping[RuledOp, Ways]) -> None:
         self.ways = ways
-        self._makes: dict[tuple[RuledOp, tuple[Position, ...]], list[bool]] = {}  # by output
+        self._makes: dict[tuple[RuledOp, tuple[Position, ...]], list[bool]] = {}  # a flag for each output
         self._told: dict[tuple[object, ...], Reach] = {}
 
     def of(
@@ -57,7 +63,7 @@ class Origins:
         positions: Mapping[fx.Node, Any],
         given: Mapping[TensorRef, frozenset[Hashable]] | None = None,
     ) -> Reach:
-        """`given`: of tensors that come from elsewhere."""
+        """The origins of all tensors; `given` has those of tensors that are made outside `members`."""
         found, inside = dict(given or {}), {}
         for node, (op, tensors) in members.items():
             if isinstance(op, RuledBlock):
@@ -80,7 +86,8 @@ class Origins:
         positions: Sequence[Any],
         found: dict[TensorRef, frozenset[Hashable]],
     ) -> Reach:
-        """Add what a block, here named by `node`, makes of what reaches it."""
+        """Add the origins of a block's outer tensors to `found`. The origins that enter are numbered first, so that the
+        cached result does not depend on their names; `node` stands for the block in the names of its own ops."""
         known = [found.get(ref, _NONE) for ref in tensors]
         arriving = _in_order(known)
         number = {origin: k for k, origin in enumerate(arriving)}
@@ -105,7 +112,8 @@ class Origins:
 
 
 def _in_order(known: Sequence[frozenset[Hashable]]) -> list[Hashable]:
-    """All origins by the tensors that they reach; those that reach the same ones are as good as each other."""
+    """All origins in an order that depends only on which tensors they reach; origins that reach the same tensors are
+    interchangeable, so their order among each other does not matter."""
     reached: dict[Hashable, list[int]] = {}
     for i, some in enumerate(known):
         for origin in some:
@@ -114,13 +122,13 @@ def _in_order(known: Sequence[frozenset[Hashable]]) -> list[Hashable]:
 
 
 def _leaves_summands(bound: Bound, position: Position, output: int) -> bool:
-    """Whether splitting there makes tensor number `output` partial by sum."""
+    """Whether splitting at this position leaves tensor number `output` as a partial sum."""
     note = bound.factors[position.factor].note
     return bound.spots[output][position.factor] is None and note.join == "sum" and "whole" not in note.words
 
 
 class Values:
-    """Finds the groups of operands in which partial values are to pass, from the last node to the first."""
+    """Decides for each op in which groups of operands partial values should pass through it (reverse pass)."""
 
     def __init__(self, ways: Mapping[RuledOp, Ways]) -> None:
         self.ways = ways
@@ -133,7 +141,8 @@ class Values:
         wanted: set[TensorRef],
         alone: Callable[[TensorRef], bool],
     ) -> dict[fx.Node, Any]:
-        """`wanted`: the tensors of which partial values are, which this adds to; `alone`: whether one node reads it."""
+        """`wanted`: the tensors that are worth having as partial values; this method adds to it. `alone`: whether
+        exactly one node reads a tensor."""
         kept: dict[fx.Node, Any] = {}
         for node in reversed(list(members)):
             op, tensors = members[node]
@@ -146,7 +155,7 @@ class Values:
                 if not arriving:
                     continue
                 merges = len(arriving) > 1 and len({reach.origins[tensors[i]] for i in arriving}) > 1
-                single = {i for i in arriving if alone(tensors[i])}  # else it is joined for others anyway
+                single = {i for i in arriving if alone(tensors[i])}  # one with more readers is joined for those anyway
                 shrinks = any(less and i in single for i, less in zip(group, smaller, strict=True))
                 if merges or shrinks or (single and any(ref in wanted for ref in tensors[op.bound.inputs :])):
                     groups.append(group)
@@ -169,14 +178,14 @@ class Values:
 
 
 class Gradients:
-    """Finds the ops through which partial gradients are to pass, from the first node to the last."""
+    """Decides through which ops partial gradients should pass (a pass in graph order, from parameters onwards)."""
 
     def __init__(self, ways: Mapping[RuledOp, Ways]) -> None:
         self.ways = ways
         self._told: dict[tuple[object, ...], tuple[tuple[bool, ...], list[bool]]] = {}
 
     def of(self, members: Mapping[fx.Node, Member], leads: set[TensorRef]) -> dict[fx.Node, Any]:
-        """`leads`: the tensors whose gradients lead to a gain, which this adds to."""
+        """`leads`: the tensors whose partial gradients lead to a gain further back; this method adds to it."""
         kept: dict[fx.Node, Any] = {}
         for node, (op, tensors) in members.items():
             if isinstance(op, RuledBlock):

@@ -1,17 +1,19 @@
 """Which partial values and partial gradients are worth passing through an op.
 
-Every linear op can pass a partial sum on instead of having it joined first, and most of the time that only doubles
-the choices: joining costs the same on either side. It is worth having where it ends in a gain:
+Every linear op can pass a partial sum on instead of having it reduced first. Mostly this only doubles the number of
+strategies, because the reduction costs the same before and after the op. It is allowed only where it leads to a gain:
 
-- a partial value that later meets another partial value in a sum (one join in place of two), or becomes smaller;
-- a partial gradient whose way back leads to a parameter (there it is reduced and scattered at once, and in the
-  parameter's dtype), or to a smaller tensor (`expand` of key and value heads, a cast to a wider dtype).
+- a partial value is later added to another partial value (one reduction in place of two), or becomes smaller before it
+  is reduced;
+- a partial gradient leads back to a parameter (there one reduce-scatter does it, in the parameter's dtype), or to a
+  smaller tensor (before `expand` of key and value heads, before a cast to a wider dtype).
 
-A product of low rank, as adapters have them, passes partial values too: it does then all its work on every rank, and
-its own joins what the product beside it left.
+A product of low rank, such as an adapter's, may pass partial values too. It then does all its work on every rank, but
+its partial result is added to that of the product beside it, and both are reduced at once.
 
-So both flow through the graph: partial values forward from the ops that make them, the wish for them backward from
-the gains; the wish for partial gradients forward from parameters and from ops whose output is larger than the input.
+Hence three passes: partial values flow forward from the ops that make them; the wish for partial values flows backward
+from where they are a gain; the wish for partial gradients flows forward from parameters and from ops whose output is
+larger than their inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from autopar.strategies.members import Member, RuledBlock, RuledOp, each_op
 from autopar.strategies.modes import Passing, TensorFact, everything_passes
 from autopar.strategies.partials import Gradients, Origins, Values, Ways
 
-_LOW_RANK = 8  # a product whose inner dim is so many times shorter than its outer one is cheap enough to be done whole
+# A product is of low rank if the dim that it sums over is at least this many times shorter than the dim that it
+# replaces it by. Such a product is cheap enough for every rank to do all of it.
+_LOW_RANK = 8
 
 
 def worth_passing(
@@ -36,7 +40,10 @@ def worth_passing(
     positions: Mapping[fx.Node, Any],
     parameters: set[TensorRef],
 ) -> dict[fx.Node, Any]:
-    """For each node, in graph order, what is to pass through it: a `Passing`. `parameters` are the stored tensors."""
+    """For each member, in graph order, what should pass through it: a `Passing`, or a tuple of them for a block.
+
+    `parameters` are the stored tensors.
+    """
     every = (some for member in members.values() for (some,) in each_op(member.op))
     ways = {op: _ways(op) for op in dict.fromkeys(every)}
     reach = Origins(ways).of(members, positions)
@@ -53,10 +60,10 @@ def worth_passing(
 def alike(
     passing: Mapping[fx.Node, Any], members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Any]
 ) -> dict[fx.Node, Any]:
-    """What passes through any op of a kind passes through all of them. Ops of a kind have the same positions.
+    """Let everything that passes through one op pass through all equal ops (same `RuledOp` and positions).
 
-    The first of several equal blocks has other neighbours than the rest, and only blocks whose ops have the same
-    strategies can be solved as one.
+    Equal blocks can be solved as one only if their ops have the same strategies, but the first of them has other
+    neighbours than the rest, so that other things may pass through it.
     """
     found: dict[Hashable, Passing] = {}
     for op, some, mine in dict.fromkeys((members[node].op, positions[node], passing[node]) for node in passing):
@@ -76,6 +83,7 @@ def alike(
 
 
 def _ways(op: RuledOp) -> Ways:
+    """What may pass through an op by its rule, and whether the op itself is a gain."""
     bound, sizes = op.bound, [_bytes(fact) for fact in op.facts]
     possible, contracted = everything_passes(bound, op.facts), _contracted(bound)
     made = sum(sizes[bound.inputs :])
@@ -90,13 +98,13 @@ def _ways(op: RuledOp) -> Ways:
 
 
 def _contracted(bound: Bound) -> int:
-    """How long the index is that a product sums over; 1 for an op that is none."""
+    """The length of what a product sums over; 1 for an op that is not a product."""
     lost = [f.size for k, f in enumerate(bound.factors) if all(s[k] is None for s in bound.spots[bound.inputs :])]
     return math.prod(lost) if bound.operation.operands else 1
 
 
 def _brought(bound: Bound, operand: int) -> int:
-    """How long the indices of a product's result are that one operand does not have."""
+    """The number of elements over those indices of a product's result that operand `operand` does not have."""
     result = bound.spots[-1]
     own = [k for k, spot in enumerate(result) if spot is not None and bound.spots[operand][k] is None]
     return math.prod(bound.factors[k].size for k in own)

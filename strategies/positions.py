@@ -1,15 +1,15 @@
 """Which digits of which dims are worth splitting: candidates flow through the graph.
 
-A dim may be sharded at many digit positions, few of which mean anything. A position is *useful* where an op with
-factors of its own (a product, an attention, a norm, a loss: the table's anchors) or an input can split there; from
-there it travels along the rules of the ops in between, forward and backward, to every tensor that it fits. So the
-`h` of attention, seen through the views and the split of a fused qkv, becomes position 3 of the projection's
+A dim may be sharded at many digit positions (`autopar.layout`), most of which are useless. A position is *useful* where
+an input, or an op with factors of its own (a product, an attention, a norm, a loss: the table's anchors), can be split
+there; from there it travels along the rules of the ops in between, forward and backward, to every tensor that it fits.
+So the `h` of attention, seen through the views and the split of a fused qkv, becomes position 3 of the projection's
 output and of its weight, while nothing asks to split the `e` beside it.
 
-Where views cut the same numbers at different places, a digit can be moved on inside a factor, to where no factor of any
-anchor begins; and round a loop of such views again, until every bit of a dim is a position (22 of one op in ProphetNet,
-and as many ways to the power of the mesh's axes). So a candidate is moved like that `_MOVES` times at most, and
-`_ON_MANY` times on meshes of three axes or more.
+Where two views cut the same elements at different places, a digit inside a factor may be moved to a place where no
+anchor's factor begins. A loop of such views moves it again and again, until every bit of a dim is a position (22 of one
+op in ProphetNet; the number of strategies is this to the power of the mesh's axes). So the number of moves is bounded:
+`_MOVES` for each candidate, and `_ON_MANY` on meshes with three or more axes of more than one device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autopar.strategies.modes import Position
 
 _MOVES, _ON_MANY = 3, 1
 
-Spots = frozenset[tuple[Spot, int]]  # with how often it was moved inside a factor
+Spots = frozenset[tuple[Spot, int]]  # candidates, each with how often it was moved inside a factor
 
 
 def useful_positions(
@@ -38,7 +38,7 @@ def useful_positions(
 ) -> dict[fx.Node, Any]:
     """For each node the positions of its factors that are worth splitting, as a tuple of `Position`.
 
-    `sources` are tensors with their shapes, every dim of which is a candidate (the graph's inputs); `ragged` the
+    `sources`: the graph's inputs with their shapes; each of their dims is a candidate. `ragged`: for each member the
     factors that may be cut into unequal pieces.
     """
     touching = touching_nodes(members)
@@ -51,7 +51,7 @@ def useful_positions(
 
 
 class _Candidates(Flow):
-    """The flow of candidates, as spots of tensors; finds positions."""
+    """Propagates candidates: the set of a tensor has its spots; the result for an op is its useful positions."""
 
     def __init__(self, mesh_shape: Sequence[int]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Candidates(Flow):
         self.moves = _MOVES if sum(n > 1 for n in mesh_shape) <= 2 else _ON_MANY
 
     def through(self, op: RuledOp, known: tuple[Spots, ...], given: Any) -> tuple[Any, tuple[Spots, ...]]:
-        """`given`: the ragged factors."""
+        """The useful positions of an op, and its tensors' spots with these added; `given`: its ragged factors."""
         bound, ragged = op.bound, given or frozenset()
         positions = {(Position(f, 1), 0) for f in range(len(bound.factors))} if op.anchor else set()
         for t, some in enumerate(known):
@@ -76,13 +76,14 @@ class _Candidates(Flow):
 
 
 def _is_moved(bound: Bound, position: Position) -> bool:
-    """Whether a digit inside a factor stands at different places in the tensors that have the factor."""
+    """Whether a digit is inside a factor that has different `outer` in different tensors, so that passing through the
+    op moves the digit."""
     places = (spots[position.factor] for spots in bound.spots)
     return position.outer > 1 and len({place.outer for place in places if place is not None}) > 1
 
 
 def position_at(bound: Bound, tensor: int, spot: Spot) -> Position | None:
-    """The factor of the op that a digit of one of its tensors falls into, and where in it."""
+    """The position (factor, and `outer` within it) that a digit of tensor number `tensor` is for the op, if any."""
     for f, lies in enumerate(bound.spots[tensor]):
         if lies is not None and lies.dim == spot.dim and spot.outer % lies.outer == 0:
             inner = spot.outer // lies.outer
@@ -92,7 +93,7 @@ def position_at(bound: Bound, tensor: int, spot: Spot) -> Position | None:
 
 
 def can_cut(bound: Bound, position: Position, mesh_shape: Sequence[int], ragged: Container[int]) -> bool:
-    """Whether at least one axis can pick this digit; `ragged`: the factors that need not divide."""
+    """Whether at least one mesh axis can split at this position; `ragged`: the factors whose length need not divide."""
     factor = bound.factors[position.factor]
     uneven = position.outer == 1 and position.factor in ragged
     return factor.splits_at(position.outer) and any(

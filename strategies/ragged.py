@@ -1,13 +1,13 @@
 """Which dims may be cut into unequal pieces: the vocabulary, all the way from the embedding to the loss.
 
-Activations are sharded evenly, or a dim that the mesh does not divide would have to be padded wherever ranks meet. A
-factor that a rule calls `ragged` is the exception (the vocabulary of embeddings and losses; GPT-2's is 50257 = 29 x
-1733): it and what is the same index in other tensors may be cut as `torch.chunk` and DTensor cut, in pieces of
-`ceil(length / n)` of which the last is shorter. From there the leave travels along the rules, forward and backward,
-through every op that is *local* on the factor: which does the same on a piece of any length, as the head and the casts
-and views between it and the loss. It ends at ops that are not: views that cut the dim, means over it, exchanges.
+Activations are sharded evenly: a dim that the mesh does not divide would have to be padded in every collective. The
+exception is a factor that a rule calls `ragged` (the vocabulary of embeddings and losses; GPT-2's is 50257 = 29 x
+1733). This factor, and the dims of other tensors that are the same index, may be cut as `torch.chunk` and DTensor cut:
+in pieces of `ceil(length / n)`, the last one shorter. The permission travels along the rules, forward and backward,
+through every op that is *local* on the factor, that is, does the same on a piece of any length (the head, and the casts
+and views between it and the loss). It stops at other ops: views that cut the dim, means over it, exchanges.
 
-No piece may be empty, for ops differ in what they do with nothing.
+No piece may be empty, since ops differ in what they do with an empty tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autopar.graph import TensorRef
 from autopar.strategies.bind import Bound
 from autopar.strategies.members import Flow, Member, RuledOp, Set, touching_nodes
 
-# local code that asks where a piece begins and how long it is, in place of dividing by the number of pieces
+# Local code that looks up where a rank's piece begins and how long it is, and does not assume pieces of length / n.
 _KNOWS_LENGTHS = {
     "", "shape", "split", "slice", "masked_scatter", "dropout", "drawn", "embedding_vocab", "cross_entropy",
     "log_softmax", "extremum", "instance_norm",
@@ -29,14 +29,14 @@ _KNOWS_LENGTHS = {
 
 
 class Ragged(NamedTuple):
-    """The factors of each node and the dims of each tensor that may be cut into unequal pieces: sets of numbers."""
+    """What may be cut into unequal pieces: for each member the numbers of its factors, for each tensor its dims."""
 
     factors: Mapping[fx.Node, Any]
     dims: Mapping[TensorRef, frozenset[int]]
 
 
 def local_factors(bound: Bound) -> frozenset[int]:
-    """The factors of a rule of the table on which its op does the same on a piece of any length."""
+    """The factors on which an op is local: it does the same on a piece of any length. Only for rules of the table."""
     if bound.operation.local not in _KNOWS_LENGTHS:
         return frozenset()
     exchanged = {name for note in bound.rule.notes for name in note.pair}
@@ -57,7 +57,8 @@ def stated_factors(bound: Bound) -> frozenset[int]:
 
 
 def ragged(members: Mapping[fx.Node, Member]) -> Ragged:
-    """Where uneven pieces may lie; of other rules than the table's, none was run on uneven pieces."""
+    """Which factors and dims may be cut into unequal pieces. The permission passes only through rules of the table:
+    rules of users and discovered ones were never tested on unequal pieces."""
     touching = touching_nodes(members)
     flow = _Leave()
     dims = dict.fromkeys(touching, flow.same(frozenset()))
@@ -65,13 +66,16 @@ def ragged(members: Mapping[fx.Node, Member]) -> Ragged:
 
 
 class _Leave(Flow):
-    """The flow of the leave to be cut into unequal pieces, as dims of tensors; finds factors."""
+    """Propagates the permission to be cut into unequal pieces. The set of a tensor has its dims that may be; the result
+    for an op is its factors that may be."""
 
     def __init__(self) -> None:
         super().__init__()
         self._own: dict[RuledOp, tuple[frozenset[int], frozenset[int]]] = {}
 
     def through(self, op: RuledOp, known: tuple[Set, ...], given: Any) -> tuple[Any, tuple[Set, ...]]:
+        """The factors that may be cut: those that the rule calls ragged, and local ones that some tensor's dims
+        reach."""
         stated, travels = self._factors(op)
         spots = op.bound.spots
         reached = {

@@ -1,4 +1,4 @@
-"""Rules of the users' own: one line for an op of theirs, run before it is believed."""
+"""Rules that users register for their own ops; each is tested by running the op before it is accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autopar.strategies.examples import example
 from autopar.strategies.rule import Dots, Operand, ShardingRule
 from autopar.strategies.table import REGISTERED
 
-_SIZES = (4, 8, 12, 20, 28, 44)  # of the factors, one after the other: each splits in two and in four
+_SIZES = (4, 8, 12, 20, 28, 44)  # lengths given to the factors in turn: all divisible by 2 and 4, the tested splits
 
 
 def register_rule(
@@ -61,7 +61,7 @@ def register_rule(
 
 
 def _resolved(op: str | Callable[..., Any]) -> tuple[str, Any]:
-    """The op's name in the table of registered rules, and what is called to run it (None: nothing is known)."""
+    """The op's key in `REGISTERED`, and the callable that runs it (None: it is not known)."""
     if isinstance(op, str) and "::" in op:
         space, _, name = op.partition("::")
         name, _, overload = name.partition(".")
@@ -75,7 +75,7 @@ def _resolved(op: str | Callable[..., Any]) -> tuple[str, Any]:
         try:
             return op, getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError, ValueError):
-            return op, None  # a name of a class' own, say
+            return op, None  # for example a name inside a class
     if isinstance(op, type) and issubclass(op, torch.autograd.Function):
         return f"{op.__module__}.{op.__qualname__}", op.apply
     graph = torch.fx.Graph()
@@ -84,7 +84,8 @@ def _resolved(op: str | Callable[..., Any]) -> tuple[str, Any]:
 
 
 def _returning(target: Any) -> Any:
-    """An operator that writes into arguments, as the graph has it: a function that returns what it wrote."""
+    """The functional form, as in traced graphs, of an operator that writes into arguments: it returns the written
+    tensors too."""
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return target
     written = [
@@ -94,7 +95,7 @@ def _returning(target: Any) -> Any:
 
 
 def _made(rule: ShardingRule, target: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Calls with tensors that the rule fits: all floating, then each choice of integers among them."""
+    """Example calls whose tensors fit the rule: first all floating, then with every subset of them as integers."""
     schema = target._schema.arguments
     places = [i for i, a in enumerate(schema) if "Tensor" in str(a.type) and not a.has_default_value()]
     others = [a.name for i, a in enumerate(schema) if i not in places and not a.has_default_value()]
@@ -140,7 +141,7 @@ def _check(
     *,
     must_run: bool,
 ) -> None:
-    """Run the rule on the first call that runs whole."""
+    """Check the rule on the first example call that the unsplit op accepts."""
     for args, kwargs in given:
         try:
             node, tensors = example(target, *args, **kwargs)
@@ -156,6 +157,6 @@ def _check(
                 check(node, tensors, mesh, bound=bound)
             except RuleError:
                 raise
-            except Exception as error:  # the op refuses a piece in its own words
+            except Exception as error:  # the op itself refuses a piece, with any kind of error
                 raise RuleError(f"rule '{text}': split {mesh[0]} ways, {target} raises {error}") from error
         return

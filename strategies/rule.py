@@ -1,4 +1,4 @@
-"""The rule language: one line of text says which dims of an op's tensors are the same index, a factor.
+"""The rule language: one line of text says which dims of an op's tensors are the same index, called a factor.
 
 ::
 
@@ -13,19 +13,20 @@
     mul                "..., ... -> ... | linear:0, linear:1"
     experts            "t d!, t k!, t k!, e f d! -> t d! | e @experts, t+e @experts_exchanged"
 
-After the bar, separated by commas, come *notes*: a factor (or `...`, every factor of the ellipsis, or `t+e`, two
-factors that one axis shards at once, which no tensor has together; or nothing, for the op as a whole) and words:
+After the bar, separated by commas, come *notes*. A note begins with a factor (or `...`: every factor of the ellipsis;
+or `t+e`: two factors that one axis shards at once and that no tensor has together; or nothing: the op as a whole),
+followed by words:
 
 ==============  ====================================================================================
-sum mean max    how the pieces of an output without the factor are joined (default sum); also `min`. `max` and
+sum mean max    how the ranks' values of an output without the factor are joined (default sum); also `min`. `max` and
                 `min` only without a gradient, which equal elements of several ranks would have to share
 @name           local code that runs when the factor is sharded (no factor: when anything is)
-always          (op) its local code runs even when nothing is sharded: the op draws random numbers
-whole           the local code, or the op itself, gives the finished output: replicated, not partial
+always          (op) its local code runs even if nothing is sharded: the op draws random numbers
+whole           the local code, or the op itself, yields the final output: replicated, not partial
 plain           the factor can only be cut into contiguous pieces
 ragged          the factor may be cut into unequal pieces, in adjoining ops too: see `strategies.ragged`
 idle            sharding the factor saves no work
-double          one of the devices does up to twice its share of the work, over any number of axes
+double          one of the devices does up to twice its share of the work, over however many axes
 linear          (op) linear in all floating inputs together: partial values pass through it
 linear:1        (op) linear in input 1 while the others are fixed; `linear:1+2`: in inputs 1 and 2 together
 affine          (op) as `linear`, but for partial gradients only
@@ -48,7 +49,7 @@ Words = Literal["always", "whole", "plain", "ragged", "idle", "double", "linear"
 
 @dataclass(frozen=True)
 class Term:
-    """One occurrence of a factor in a dim: its name, whether it is never split, its size where it is stated."""
+    """One occurrence of a factor in a dim: its name, whether it is marked `!` (never split), and its size if stated."""
 
     name: str
     fixed: bool = False
@@ -111,7 +112,7 @@ class Note:
 
     @property
     def pair(self) -> tuple[str, ...]:
-        """The factors of a note on two that are split at once; () of any other."""
+        """The two factors of a note like `t+e`; () for any other note."""
         return tuple(self.factor.split("+")) if "+" in self.factor else ()
 
     def __str__(self) -> str:
@@ -162,6 +163,7 @@ def _operands(side: str, rule: str) -> tuple[Operand, ...]:
 
 
 def _operand(text: str, rule: str) -> Operand:
+    """Parse one operand; `rule` is the whole text, for messages."""
     text, kind = text.strip(), ""
     if text.startswith("["):
         if text[-2:] not in ("]?", "]*"):
@@ -209,6 +211,7 @@ def _term(token: str) -> Term:
 
 
 def _notes(text: str, rule: str) -> tuple[Note, ...]:
+    """Parse the notes after the bar."""
     notes = []
     for part in text.split(","):
         words = part.split()
@@ -237,7 +240,7 @@ def _is_word(word: str) -> bool:
 
 
 def _check(rule: ShardingRule, text: str) -> None:
-    """Refuse what cannot mean anything."""
+    """Raise RuleError for a rule that parses but has no meaning."""
     marks: dict[str, set[bool]] = {}
     dots: set[bool] = set()
     for operand in rule.inputs + rule.outputs:

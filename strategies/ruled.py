@@ -1,4 +1,4 @@
-"""Which rule each node of a graph is under: the table's, a user's, or one that is discovered."""
+"""Finds the rule of each node of a graph: a user's, the table's, or a discovered one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NoRuleWarning(AutoparWarning):
 
 
 class Rules:
-    """Binds rules to nodes; those of calls of a kind to one of them. Nodes in `constant` have none."""
+    """Binds rules to nodes, once for equal calls. Nodes in `constant` have no rule."""
 
     def __init__(self, constant: Collection[fx.Node]) -> None:
         self.constant = constant
@@ -46,13 +46,13 @@ class Rules:
         self._warned: set[str] = set()
 
     def members(self, nodes: Iterable[fx.Node]) -> dict[fx.Node, Member]:
-        """The nodes under a rule, each with what it shares with its like."""
+        """The nodes that have a rule, as members; equal nodes share one `RuledOp`."""
         members: dict[fx.Node, Member] = {}
         for node in nodes:
             if not _is_op(node) or node in self.constant:
                 continue
             if isinstance(node.target, LeafCall) and node.target.rule is None:
-                continue  # such a leaf runs whole: what it does with its inputs may depend on all of them
+                continue  # a leaf without a rule runs unsplit: its results may depend on all of its inputs' elements
             refs = (*tensor_inputs(node), *(TensorRef(node, i) for i in range(len(output_tensors(node)))))
             op = self._op(node, refs)
             if op is not None:
@@ -60,6 +60,7 @@ class Rules:
         return members
 
     def _op(self, node: fx.Node, refs: Sequence[TensorRef]) -> RuledOp | None:
+        """What a node shares with equal ones; None if it has no rule."""
         kind = node.meta.get(KIND)
         key = _signature(node) if kind not in self._signatures else self._signatures[kind]
         if kind is not None:
@@ -80,12 +81,13 @@ def _is_op(node: fx.Node) -> bool:
 
 
 def unruled(graph: fx.Graph, constant: Collection[fx.Node], members: Mapping[fx.Node, Member]) -> Iterator[fx.Node]:
-    """The ops that no rule is for."""
+    """The ops that have no rule."""
     return (node for node in graph.nodes if _is_op(node) and node not in constant and node not in members)
 
 
 def _is_anchor(node: fx.Node, bound: Bound) -> bool:
-    """Whether the op's own factors are worth splitting; of a discovered one: some tensor lacks one of them."""
+    """Whether the op's own factors are worth splitting. An op with a discovered rule is an anchor if some of its
+    tensors lacks a factor, that is, if it is not elementwise."""
     found = entry(node)
     if found is not None:
         return found.anchor
@@ -93,20 +95,21 @@ def _is_anchor(node: fx.Node, bound: Bound) -> bool:
 
 
 def _is_of_table(node: fx.Node) -> bool:
-    """Whether a node's rule is the table's, and neither a user's nor a discovered one."""
+    """Whether a node's rule is from the built-in table, and neither a user's nor a discovered one."""
     return entry(node) is not None and not is_registered(node) and not isinstance(node.target, LeafCall)
 
 
 def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
-    """The node's rule bound to its shapes: the table's, the user's or a discovered one; None, with a warning, if none.
+    """The node's rule, bound to its shapes: the user's, the table's or a discovered one. None if there is none; then it
+    warns, once for each op.
 
-    A user's own rule that does not fit the node is an error.
+    A user's rule that does not fit the node is an error.
     """
     if isinstance(node.target, LeafCall) and node.target.rule is not None:
         return bind(parse(node.target.rule), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
     if node.target in RUN_WHOLE:
         return None
-    if node.target == "copy_":  # new values of a buffer or an input, which every rank holds whole: nothing could split
+    if node.target == "copy_":  # writes a buffer or an input, which every rank holds whole, so it cannot be split
         return None
     try:
         bound = bound_rule(node)
@@ -138,7 +141,7 @@ def _place(node: fx.Node) -> str:
 
 
 def _signature(node: fx.Node) -> Hashable:
-    """What a node's strategies depend on; names and positions in the graph are not part of it."""
+    """A key of what a node's strategies depend on, without names and positions in the graph."""
 
     def known(argument: Any) -> Any:
         return _Known(argument.meta.get(VAL)) if isinstance(argument, fx.Node) else argument
@@ -150,7 +153,7 @@ def _signature(node: fx.Node) -> Hashable:
 
 
 class _Known:
-    """Prints a node's value by its facts."""
+    """A node's value whose `repr` shows only shapes, dtypes and `requires_grad` of tensors, so that it can be a key."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

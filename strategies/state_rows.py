@@ -1,7 +1,8 @@
-"""With `inputs="local"`: which states have rows, of which each rank has its own, and along which dim.
+"""With `inputs="local"`: which states are batched, so that each rank holds its own rows, and along which dim.
 
-The call says so that sets them: where its result has rows along a dim, so has what the next call is given. A state that
-a call is given and hands on to another makes that one's rows known. How earlier calls have left it counts first.
+The call that sets a state decides: if the value that it returns for the state has a batch dim, so has the state that
+the next call is given. A state that one call is given and passes on to another state makes the other one's batch dim
+known too, hence the iteration. What earlier calls have found (`ROWS`) takes precedence.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from autopar.strategies.strategy import Strategy
 def split_states(
     graph: fx.Graph, strategies: dict[fx.Node, tuple[Strategy, ...]], mesh_shape: Sequence[int]
 ) -> dict[fx.Node, tuple[Strategy, ...]]:
-    """The strategies with those of states as they lie; every state is whole in those that are given."""
+    """`strategies` with those of batched states replaced; in the given ones every state is whole on each rank."""
     states = [node for node in graph.find_nodes(op="placeholder") if STATE in node.meta]
     if not states:
         return strategies

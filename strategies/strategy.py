@@ -1,4 +1,4 @@
-"""A strategy: one way to run one op over the mesh, in layouts."""
+"""A strategy: the layouts in which one op runs over the mesh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.layout import Layout
 class InnerCollective:
     """A collective inside an op's local code (a vocabulary-sharded loss sums its exponentials).
 
-    `forward_bytes` and `backward_bytes` are the per-device input bytes of one call; 0 is no call.
+    `forward_bytes` and `backward_bytes`: what one device hands in to the call in that pass; 0: there is no call.
     """
 
     kind: str
@@ -24,14 +24,13 @@ class InnerCollective:
 class Strategy:
     """One way to run one node over the mesh.
 
-    `inputs` are the layouts the op wants for its tensor inputs, in the order of
-    `autopar.graph.tensor_inputs(node)`; `outputs` those of its tensor outputs. Both carry value and
-    gradient (`Layout`): an input R+ says that this op yields a partial gradient for it, an output R+
-    that it accepts one. `local` names the code that runs on local tensors in
-    `autopar.runtime.local` ("" is the op itself on the shards). `work` is the part of the op's
-    FLOPs and bytes that one device does (1 replicated, 1/n over an axis of n, more on the longest of unequal pieces).
-    `factors` says for each axis what it splits: "" nothing, a factor, `factor@outer` at an inner digit, "P" or "R+"
-    where a partial value or gradient passes through.
+    `inputs` are the layouts that the op requires of its tensor inputs, in the order of
+    `autopar.graph.tensor_inputs(node)`; `outputs` are those of its tensor outputs. Each describes value and gradient
+    (`Layout`): R+ of an input means that this op yields a partial gradient for it, R+ of an output that it accepts one.
+    `local` names the code in `autopar.runtime.local` that runs on local tensors ("": the op itself, on the shards).
+    `work` is the part of the op's FLOPs and bytes that one device does: 1 if replicated, 1/n if split over an axis of
+    n, more on the longest of unequal pieces. `factors` says for each axis what it splits: "" nothing, a factor's name,
+    `factor@outer` for an inner digit, "P" or "R+" where a partial value or gradient passes through.
     """
 
     inputs: tuple[Layout, ...]

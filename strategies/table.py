@@ -28,14 +28,15 @@ from autopar.strategies.ops import (
 )
 from autopar.strategies.rule import ShardingRule
 
-# ops whose own factors are worth splitting; the others follow what reaches them (see positions.py)
+# Anchors: ops whose own factors are worth splitting. The others are split only where a candidate reaches them
+# (positions.py).
 _ANCHORS = (matrix, attention, layers, losses, recurrent, routing)
 _FOLLOWERS = (elementwise, draws, reductions, views, pieces, indexing, spectral)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One op: its name, the rule's text or what writes it, and whether it is an anchor."""
+    """One op: its name, the rule's text or a function that writes it for a node, and whether it is an anchor."""
 
     name: str
     rule: str | Writer
@@ -43,6 +44,7 @@ class Entry:
 
 
 def _collect(attribute: str) -> dict[str, Entry]:
+    """One table of all families' dicts of this name."""
     table: dict[str, Entry] = {}
     for family in (*_ANCHORS, *_FOLLOWERS):
         rules: dict[str, str | Writer] = getattr(family, attribute, {})
@@ -58,17 +60,17 @@ TABLE, OPERATORS = _collect("RULES"), _collect("OPERATORS")
 parse = cache(ShardingRule.parse)
 
 
-REGISTERED: dict[str, str] = {}  # the users' own, by qualified name: see registering.py
+REGISTERED: dict[str, str] = {}  # rules that users registered (registering.py), by qualified name
 
 
 def entry(node: fx.Node) -> Entry | None:
-    """The line for a node's op: the user's own, or the table's."""
+    """The table's entry for a node's op; a user's rule takes precedence."""
     name = qualified_name(node)
     if name in REGISTERED:
         return Entry(name, REGISTERED[name], anchor=True)
     found = TABLE.get(op_name(node))
     if isinstance(node.target, (OpOverload, OpOverloadPacket)) and (found is None or not isinstance(found.rule, str)):
-        return OPERATORS.get(op_name(node))  # others may take arguments in another order than the function of the name
+        return OPERATORS.get(op_name(node))  # an ATen operator may order its arguments unlike the function of its name
     return found
 
 
@@ -78,9 +80,9 @@ def is_registered(node: fx.Node) -> bool:
 
 
 def rule_text(node: fx.Node) -> str | None:
-    """The rule of this node as text; None where there is none, or none for these arguments.
+    """The rule of this node as text; None if there is none, or none for these arguments.
 
-    RuleError where the function that writes it cannot read the arguments: they are given in a way it does not know.
+    RuleError if the function that writes the rule fails on the arguments: they are given in a way it does not know.
     """
     found = entry(node)
     if found is None:
@@ -96,7 +98,7 @@ def rule_text(node: fx.Node) -> str | None:
 
 
 def bound_rule_or_none(node: fx.Node) -> Bound | None:
-    """As `bound_rule`, and None where the rule does not fit."""
+    """As `bound_rule`, but None if the rule does not fit."""
     try:
         return bound_rule(node)
     except RuleError:

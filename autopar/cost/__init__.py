@@ -1,4 +1,4 @@
-"""FLOPs, bytes and seconds of a graph, from the graph alone."""
+"""The cost model: FLOPs, bytes and seconds of a graph under layouts, computed without running it."""
 
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.ops.annotation import annotate, saved_bytes, total_flops

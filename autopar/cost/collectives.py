@@ -1,10 +1,10 @@
 """Seconds of one collective over one mesh axis, from latency and bandwidth.
 
-Rings on n devices, B bytes handed in by each (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication
-Operations in MPICH, 2005):
+Rings on n devices, each of which hands in B bytes (Thakur, Rabenseifner and Gropp, Optimization of Collective
+Communication Operations in MPICH, 2005):
 
 ==============  ========================  ===========================
-kind            bytes a device sends      hops one after another
+kind            bytes sent by a device    sequential hops
 ==============  ========================  ===========================
 all_gather      (n - 1) B                 n - 1
 reduce_scatter  (n - 1) / n B             n - 1
@@ -12,17 +12,19 @@ all_reduce      2 (n - 1) / n B           2 (n - 1)
 all_to_all      (n - 1) / n B             n - 1
 ==============  ========================  ===========================
 
-Over many nodes the hops of a ring take longer than its bytes, and NCCL takes trees (`Axis.tree_seconds`,
-`Axis.gather_tree_seconds`), whose depth is the logarithm of the nodes. Here as there (ncclTopoTuneModel in NCCL's
-src/graph/tuning.cc) the faster way runs: for all_reduce a double binary tree, which sends 2 B at 0.9 of the ring's rate
-(Sanders, Speck and Traeff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009); for all_gather
-and reduce_scatter, where a group has one device in each node, parallel aggregated trees, which send what a ring
-sends at 0.75 of its rate (Jeaugey, PAT: a new algorithm for all-gather and reduce-scatter operations at scale, 2025).
+Over many nodes the hops of a ring take longer than its bytes, and NCCL uses trees (`Axis.tree_seconds`,
+`Axis.gather_tree_seconds`), whose depth is the logarithm of the number of nodes. As in NCCL (ncclTopoTuneModel in
+src/graph/tuning.cc), the fastest algorithm is taken. The tree of all_reduce is a double binary tree, which sends 2 B at
+0.9 of the ring's rate (Sanders, Speck and Traeff, Two-tree algorithms for full bandwidth broadcast, reduction and scan,
+2009). The trees of all_gather and reduce_scatter, for groups with one device in each node, are parallel aggregated
+trees, which send what a ring sends at 0.75 of its rate (Jeaugey, PAT: a new algorithm for all-gather and reduce-scatter
+operations at scale, 2025).
 
-The latencies of hops are those of messages that pass a device in large pieces. Small ones go in words of four bytes
-with a flag of four each, and wait for no piece (NCCL's protocol LL): `_LOW_LATENCY` has what is left of a hop's latency
-and of the rate, for rings and trees (the same source). NCCL's third protocol, LL128, is not priced: with it the
-all-reduces of 16 MB in `tests/cost/measured_collectives.csv` would be further from what was measured.
+The latency of a hop is that of NCCL's protocol Simple, which forwards messages in large pieces. For small messages
+there is the protocol LL: it sends words of four bytes, each with a flag of four, and does not wait for whole pieces.
+`_LOW_LATENCY` has the parts of a hop's latency and of the rate that remain with it, for rings and trees (the same
+source). NCCL's third protocol, LL128, is not modelled: with it the all-reduces of 16 MB in
+`tests/cost/measured_collectives.csv` would be further from what was measured.
 
 It follows that, for one and the same tensor, all_reduce <= reduce_scatter + all_gather; and, where rings are the
 fastest, reduce_scatter <= all_reduce. Over hundreds of nodes a small all_reduce is the faster one.
@@ -38,17 +40,17 @@ from autopar.cluster import Axis, Device
 from autopar.errors import InputError
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-_TREE_RATE = 0.9
-_GATHER_TREE_RATE = 0.75
-_LOW_LATENCY = {"ring": (0.2, 1 / 4), "tree": (0.36, 1 / 3.8)}
-_LATENCY = 0.5  # of the time that a bucket's bytes take, the time at most that it waits for its hops
+_TREE_RATE = 0.9  # of the ring's rate
+_GATHER_TREE_RATE = 0.75  # of the ring's rate
+_LOW_LATENCY = {"ring": (0.2, 1 / 4), "tree": (0.36, 1 / 3.8)}  # parts of a hop's latency and of the rate
+_LATENCY = 0.5  # how long a large enough bucket waits for its hops at most, over the time that its bytes take
 
 
 def collective_seconds(kind: str, input_bytes: float, axis: Axis) -> float:
-    """Seconds from start to end of one collective, when nothing else uses the axis.
+    """Seconds of one collective from start to end, if nothing else uses the axis.
 
-    `input_bytes` is what one device hands in: all_gather's shard, the whole (local) tensor otherwise.
-    An axis of one device moves nothing and takes no time.
+    `input_bytes` is what one device hands in: its shard for an all_gather, its whole local tensor otherwise.
+    An axis of one device sends nothing and takes no time.
 
     >>> axis = Axis("tp", 8, latency_seconds=0.0, bytes_per_s=100e9)
     >>> collective_seconds("all_reduce", 800e6, axis), collective_seconds("all_gather", 100e6, axis)
@@ -58,10 +60,11 @@ def collective_seconds(kind: str, input_bytes: float, axis: Axis) -> float:
 
 
 def member_seconds(kind: str, input_bytes: float, calls: float, axis: Axis) -> float:
-    """Seconds of a bucket's collective that one of its members accounts for (`cost.buckets.buckets`).
+    """The seconds of a bucket's collective that are charged to one of its members (`cost.buckets.buckets`).
 
-    `calls`: how many collectives these are, mostly a part of one; `input_bytes`: of the member. The collective is taken
-    for one of members that all hand in as much for their part of it: then their seconds add up to its own.
+    `calls`: the member's share of the bucket (the number of collectives it is charged, mostly less than one);
+    `input_bytes`: what one device hands in of the member. The collective is priced as if all members handed in as many
+    bytes per share; if they do, their seconds add up to those of the collective.
 
     >>> axis = Axis("dp", 8, latency_seconds=1e-5, bytes_per_s=100e9)
     >>> member_seconds("all_reduce", 2e6, 0.25, axis) == collective_seconds("all_reduce", 8e6, axis) / 4
@@ -71,8 +74,8 @@ def member_seconds(kind: str, input_bytes: float, calls: float, axis: Axis) -> f
 
 
 def least_latency(kind: str, axis: Axis) -> float:
-    """Seconds that a collective takes at least, however few bytes it has: of two where there could be one, so much more
-    than their bytes is lost.
+    """Seconds that a collective takes even without bytes: what is lost at least where two collectives run in place of
+    one.
 
     >>> least_latency("all_gather", Axis("tp", 8, latency_seconds=1e-6, bytes_per_s=100e9, low_latency=False)) > 6e-6
     True
@@ -81,7 +84,7 @@ def least_latency(kind: str, axis: Axis) -> float:
 
 
 def gather_fills(axis: Axis) -> float:
-    """The bytes of a bucket in whose all-gather at most a third of the time is latency.
+    """The bytes that a bucket needs, as gathered, for latency to be at most a third of its all-gather's time.
 
     >>> round(gather_fills(Axis("dp", 512, 1e-5, 1e9)) / 1e6, 1)
     10.2
@@ -91,7 +94,7 @@ def gather_fills(axis: Axis) -> float:
 
 
 def _outweighing(seconds: float, per_byte: float) -> float:
-    """How many bytes take so many seconds; over a link of infinite rate none do."""
+    """How many bytes take this long; infinitely many over a link of infinite rate."""
     if not seconds:
         return 0.0
     return seconds / per_byte if per_byte else math.inf
@@ -99,7 +102,8 @@ def _outweighing(seconds: float, per_byte: float) -> float:
 
 @lru_cache(maxsize=256)
 def _every_way(kind: str, axis: Axis) -> tuple[tuple[float, float], ...]:
-    """Of each way to run a collective: seconds that any of them takes, and seconds a byte that a device hands in."""
+    """For each algorithm and protocol of a collective: its fixed seconds, and its seconds per byte that a device hands
+    in."""
     if kind not in KINDS:
         raise InputError(f"collective {kind!r} is unknown: use one of {', '.join(KINDS)}")
     if axis.size == 1:
@@ -114,7 +118,8 @@ def _every_way(kind: str, axis: Axis) -> tuple[tuple[float, float], ...]:
 
 
 def _ring(kind: str, axis: Axis) -> tuple[float, float, str]:
-    """Seconds of the hops, seconds a byte, and the shape of the way."""
+    """The ring algorithm (of all_to_all: pairwise): seconds of the hops, seconds per byte, and its key in
+    `_LOW_LATENCY`."""
     n, hops = axis.size, (axis.size - 1) * axis.latency_seconds
     if kind == "all_reduce":
         return 2 * hops, 2 * (n - 1) / n / axis.bytes_per_s, "ring"
@@ -123,7 +128,7 @@ def _ring(kind: str, axis: Axis) -> tuple[float, float, str]:
 
 
 def _trees(kind: str, axis: Axis) -> Iterator[tuple[float, float, str]]:
-    """The same of trees, if there are any."""
+    """The same for tree algorithms, if the axis has any."""
     if kind == "all_reduce" and axis.tree_seconds is not None:
         yield 2 * axis.tree_seconds, 2 / (_TREE_RATE * axis.bytes_per_s), "tree"
     if kind in ("all_gather", "reduce_scatter") and axis.gather_tree_seconds is not None:
@@ -132,6 +137,7 @@ def _trees(kind: str, axis: Axis) -> Iterator[tuple[float, float, str]]:
 
 
 def _rate(kind: str, axis: Axis) -> float:
+    """Bytes per second of a kind: its own rate where the axis has one."""
     own = {
         "all_gather": axis.gather_bytes_per_s,
         "reduce_scatter": axis.scatter_bytes_per_s,
@@ -141,9 +147,10 @@ def _rate(kind: str, axis: Axis) -> float:
 
 
 def copies_seconds(kind: str, input_bytes: float, axis: Axis, device: Device) -> float:
-    """Seconds in which one tensor is copied into the buffer of a bucket (`cost.buckets.buckets`), and out of it.
+    """Seconds of copying one tensor into a bucket's buffer (`cost.buckets.buckets`) and out of it.
 
-    An all-reduce leaves its results in the buffer. Bytes are priced here where the axis' rates are without copies.
+    An all-reduce leaves its results in the buffer. The copied bytes are only priced if the axis' rates exclude copies
+    (it has no `gather_bytes_per_s`); otherwise only launches are.
 
     >>> from autopar import Cluster
     >>> h100 = Cluster.preset("h100", (8,))

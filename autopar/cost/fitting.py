@@ -1,4 +1,4 @@
-"""A mesh axis' latency and bandwidths, fitted to measured collectives."""
+"""Fits a mesh axis' latency and bandwidths to measured collectives."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Sample(NamedTuple):
 
 
 def fit_axis(name: str, size: int, samples: Sequence[Sample]) -> Axis:
-    """The axis whose `collective_seconds` come nearest to `samples` in relative error, all figures >= 0.
+    """The axis whose `collective_seconds` fit `samples` best in relative error, with all figures >= 0.
 
-    seconds = launch + hops * latency + sent / rate, the rate that of the sample's kind: linear in (launch, latency,
-    1 / rate of each kind). Least squares, every sample weighted by 1 / seconds. Rates are then brought to where
-    reduce_scatter <= all_reduce <= reduce_scatter + all_gather, which noise can miss.
+    The model is seconds = launch + hops * latency + sent / rate, with one rate for each kind: linear in launch, latency
+    and 1 / rate. It is solved by least squares with weights 1 / seconds. Rates are then adjusted such that
+    reduce_scatter <= all_reduce <= reduce_scatter + all_gather, which noise may violate.
 
     >>> true = Axis("tp", 4, 1e-5, 1e9, 1e-4, all_to_all_bytes_per_s=5e8, gather_bytes_per_s=7e8)
     >>> sizes = (1 << 10, 1 << 20, 1 << 24)
@@ -42,7 +42,7 @@ def fit_axis(name: str, size: int, samples: Sequence[Sample]) -> Axis:
     launch, latency, *per_byte = _non_negative(columns / seconds[:, None])
     rates: dict[str, float] = {}
     for i, kind in enumerate(kinds):
-        if per_byte[i] <= 0:  # so fast that noise hides it: believe the largest sample
+        if per_byte[i] <= 0:  # too fast to be seen in the noise: take the rate of the largest sample
             largest = max((j for j, s in enumerate(samples) if s.kind == kind), key=lambda j: columns[j][2 + i])
             per_byte[i] = seconds[largest] / columns[largest][2 + i]
         rates[kind] = float(1 / per_byte[i])
@@ -64,14 +64,15 @@ def fit_axis(name: str, size: int, samples: Sequence[Sample]) -> Axis:
 
 
 def _terms(sample: Sample, size: int, kinds: Sequence[str]) -> list[float]:
-    """What multiplies launch, latency and each kind's 1 / rate in `collective_seconds`."""
+    """The coefficients of launch, latency and each kind's 1 / rate in `collective_seconds`."""
     hops = collective_seconds(sample.kind, 0, Axis("", size, 1.0, 1.0))
     sent = collective_seconds(sample.kind, sample.input_bytes, Axis("", size, 0.0, 1.0))
     return [1.0, hops, *(sent if kind == sample.kind else 0.0 for kind in kinds)]
 
 
 def _non_negative(columns: np.ndarray) -> list[float]:
-    """Least squares of columns @ x = 1 with x >= 0: the best of the solutions on every set of columns that has one."""
+    """Least squares of columns @ x = 1 with x >= 0, by enumeration: for every subset of the columns the unconstrained
+    solution, and the best of those that are not negative."""
     best, figures, width = np.inf, np.zeros(columns.shape[1]), columns.shape[1]
     for count in range(width, 0, -1):
         for chosen in itertools.combinations(range(width), count):

@@ -1,8 +1,8 @@
-"""Seconds that parameters and their gradients take beside the ops that read the one and make the other.
+"""Seconds of handling parameters and accumulating gradients, beside the ops that read and make them.
 
-Every parameter is handed to its ops and its gradient back, once a micro-batch. Of several micro-batches each adds its
-gradients to those before, as the ops give them: unreduced, of the layout in which the op wants the parameter. That
-reads both and writes the sum, in the dtype in which gradients are summed; the first micro-batch has nothing to add to.
+In every micro-batch, every parameter is passed to its ops, and its gradient back. From the second micro-batch on,
+gradients are added to those of the micro-batches before, unreduced and in the layout in which the op wants the
+parameter. The addition reads both and writes the sum, in the dtype in which gradients are summed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def gradient_seconds(memory: StepMemory, node: fx.Node, strategy: Strategy, device: Device) -> float:
-    """Mean seconds of a micro-batch, for the parameters that `node` reads."""
+    """Seconds of one micro-batch, on average over all, for the parameters that `node` reads."""
     seconds, later = 0.0, 1 - 1 / memory.micro_batches
     for ref, wanted in zip(memory.inputs[node], strategy.inputs, strict=True):
         if not memory.is_trainable(ref.node):

@@ -1,10 +1,11 @@
-"""What hides behind compute: gathers of parameters and reductions of their gradients, never more than there is time.
+"""How much communication hides behind compute: gathers of parameters and reductions of their gradients.
 
-While a collective runs, compute goes on at `device.overlap` of its rate, so that a second of communication saves that
-part of a second, as long as there is compute. Each mesh axis has links and a stream of its own, and what moves over one
-hides behind the same compute as what moves over another. By axis, and by stretch c of the graph
-(`cost.buckets.grouping`; m groups of n buckets each), with forward and backward compute F and B of one micro-batch of
-k, and what gathers G and (again) A, and reductions R of a step could save::
+While a collective runs, compute goes on at `device.overlap` of its rate, so that a second of communication saves this
+part of a second, as long as there is compute. Each mesh axis has its own links and stream, so that the collectives of
+several axes hide behind the same compute. The rows below hold for each axis. c is a stretch of the graph
+(`cost.buckets.grouping`) with m groups of n buckets each; F and B are forward and backward compute of one of k
+micro-batches; G, A and R are the seconds that could be saved in a step of gathers, gathers again in backward, and
+reductions; small letters are what is hidden of them::
 
     g_c <= G_c      g_c <= k (1 - 1 / m n) F_c                     the first bucket has nothing before it
     a_c <= A_c      a_c <= k (1 - 1 / m n) B_c
@@ -13,7 +14,8 @@ k, and what gathers G and (again) A, and reductions R of a step could save::
     t_c <= B_1 + ... + B_(c-1) + (1 - 1 / n) B_c / m + (1 - 1 / m) R_c     (of the first group: R_c / m)
     b   <= t_last + sum a_c         b <= k sum B_c                 both hide behind the same backward
 
-Hidden are sum g_c + b, at their largest, of all axes together. `solver.seconds.overlap` states the same rows.
+What is hidden is the maximum of sum g_c + b, added up over the axes. `solver.seconds.overlap` states the same rows in
+the integer program.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from autopar.cost.buckets.grouping import Stretch
 
 @dataclass
 class Movable:
-    """Seconds a step over one axis by stretch: gathers forward, gathers again in backward, reductions."""
+    """Seconds of collectives in a step over one axis that may hide, by stretch: gathers in forward, gathers again in
+    backward, reductions."""
 
     stretches: int
     gathers: list[float] = field(default_factory=list)
@@ -45,10 +48,10 @@ def hidden_seconds(
     micro_batches: int,
     overlap: float = 1.0,
 ) -> float:
-    """Seconds that communication saves behind compute.
+    """Seconds of a step that communication saves by running beside compute.
 
-    `movable`: by axis; `forward` and `backward`: compute by stretch; `overlap`: what of a second of communication
-    compute can use.
+    `movable`: by axis; `forward` and `backward`: compute seconds of a micro-batch by stretch; `overlap`: the rate of
+    compute while a collective runs, as a part of its full rate.
 
     >>> movable = Movable(2)
     >>> movable.reductions = [1.0, 1.0]
@@ -66,6 +69,10 @@ def _on_one_axis(
     micro_batches: int,
     overlap: float,
 ) -> float:
+    """The maximum of the rows in the module's docstring for one axis: greedy, stretch by stretch.
+
+    `gathers` is sum g_c, `again` sum a_c, `reduced` t_c, and `before` B_1 + ... + B_(c-1).
+    """
     gathers = again = before = reduced = 0.0
     for c, stretch in enumerate(stretches):
         own = 1 - 1 / (stretch.count * stretch.buckets)

@@ -1,7 +1,7 @@
 """Seconds of one node under one strategy on one device: a roofline whose compute rate depends on the local shapes.
 
-Of three, the longest on a GPU and the sum on a CPU: its products at the rate that tiles and waves leave them
-(`cost.ops.products`), its bytes at the rate of the device's memory, and the launches of its kernels.
+Three times are combined, by their maximum on a GPU and their sum on a CPU: that of the node's products at the rate that
+tiles and waves leave (`cost.ops.products`), that of its bytes at the memory's rate, and that of its kernel launches.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from autopar.graph import BIAS_OF, COST
 from autopar.layout import Layout
 
 _PASSES_BACKWARD = 2
-"""How often the backward reads or writes each of an op's tensors, or its gradient, beside what lies between."""
+"""How often backward moves each of an op's inputs and outputs, as values or gradients. What it moves beyond that is
+attributed to intermediate tensors."""
 
 
 class Sharding(Protocol):
-    """What is read of a strategy (`autopar.strategies.strategy.Strategy`)."""
+    """The fields of `autopar.strategies.strategy.Strategy` that are used here."""
 
     @property
     def inputs(self) -> tuple[Layout, ...]: ...
@@ -39,12 +40,14 @@ class Sharding(Protocol):
 def node_seconds(
     node: fx.Node, strategy: Sharding, device: Device, mesh_shape: tuple[int, ...] | None = None
 ) -> tuple[float, float]:
-    """Seconds forward and backward of one annotated node under `strategy`, without its collectives.
+    """Forward and backward seconds of one annotated node under `strategy`, without its collectives.
 
-    With `mesh_shape`, each tensor moves its local bytes: a replicated weight is read whole by every device. Without it,
-    the strategy's `work` stands for every tensor, as it always does for what lies between (the logarithms of a loss).
+    With `mesh_shape`, each tensor counts with its local bytes: every device reads a replicated weight whole. Without
+    it, the bytes of all tensors are scaled by the strategy's `work`; bytes of intermediate tensors (the logarithms of a
+    loss) always are.
 
-    The addition of a split bias runs inside its product, unless that is a partial sum: the product then pays for it.
+    A bias addition that was split from a product costs nothing in forward, since it runs inside the product. If the
+    product is a partial sum, it cannot, and the product is charged for it.
     """
     cost: NodeCost = node.meta[COST]
     work = cost.work
@@ -58,7 +61,7 @@ def node_seconds(
         inputs = [_part(layout, shape, mesh_shape) for layout, shape in pairs]
     read = sum(size * part for size, part in zip(work.read_bytes, inputs, strict=True))
     written = min(cost.moved_bytes_forward - sum(work.read_bytes), work.output_bytes)
-    within = cost.moved_bytes_forward - sum(work.read_bytes) - written  # what it writes and reads on its way
+    within = cost.moved_bytes_forward - sum(work.read_bytes) - written  # of intermediate tensors
     forward_bytes = read + written * outputs + within * strategy.work
     whole = sum(work.input_bytes) + work.output_bytes
     held = sum(size * part for size, part in zip(work.input_bytes, inputs, strict=True)) + work.output_bytes * outputs
@@ -97,7 +100,7 @@ def _products(
     device: Device,
     mesh_shape: tuple[int, ...] | None,
 ) -> tuple[float, float]:
-    """Seconds of the node's products forward and backward, whatever they move."""
+    """Forward and backward seconds of the node's products, without the time for bytes and launches."""
     peak = device.flops_per_s.get(work.dtype) or device.flops_per_s["float32"]
     return product_seconds(
         work,
@@ -114,7 +117,7 @@ def _products(
 def _mean_part(
     layouts: Sequence[Layout], shapes: Sequence[tuple[int, ...]], mesh_shape: tuple[int, ...] | None, work: float
 ) -> float:
-    """The part of a node's outputs that one device holds."""
+    """The part of a node's outputs that one device holds, on average over the outputs."""
     if mesh_shape is None or not layouts:
         return work
     if len(layouts) == 1:
@@ -125,7 +128,7 @@ def _mean_part(
 
 @lru_cache(maxsize=1 << 16)
 def _part(layout: Layout, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> float:
-    """The part of a tensor that the device with the longest pieces holds."""
+    """The part of a tensor that the device with the largest shard holds."""
     if layout.is_legal(shape, mesh_shape):
         return 1.0 / layout.shards(mesh_shape)
     return math.prod(layout.local_shape(shape, mesh_shape)) / math.prod(shape)

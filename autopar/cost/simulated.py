@@ -1,4 +1,4 @@
-"""A planned step as it runs on its streams: what `cost.simulator` finds."""
+"""The result of `cost.simulator`: a planned step as events on streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PARTS = {"replay": "recompute", "optimizer": "optimizer"}
 
 @dataclass(frozen=True)
 class Event:
-    """Something that runs on one stream ("compute", or an axis' name); seconds from the beginning of the step."""
+    """An op or a collective on one stream ("compute", or an axis' name); `start_seconds` from the step's beginning."""
 
     name: str
     stream: str
@@ -20,22 +20,22 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """The part of a step that it belongs to: compute, recompute, optimizer or communication."""
+        """The part of the step that the event belongs to: compute, recompute, optimizer or communication."""
         return _PARTS.get(self.phase, "compute") if self.stream == COMPUTE else "communication"
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A step as it runs: its events in the order in which they begin on each stream."""
+    """A simulated step; the events of each stream are in the order in which they begin."""
 
     events: tuple[Event, ...]
     step_seconds: float
     streams: tuple[str, ...]
-    compute_seconds: float  # of all ops, each alone on the device
+    compute_seconds: float  # of all ops, as if no collective ran beside them
 
     @property
     def exposed_seconds(self) -> float:
-        """How long the compute stream waits or is slowed down."""
+        """What communication adds to the step: the time that the compute stream waits or is slowed down."""
         return self.step_seconds - self.compute_seconds
 
     def busy_seconds(self) -> dict[str, float]:

@@ -1,14 +1,13 @@
-"""One planned step as events on a compute stream and a communication stream for each mesh axis.
+"""Simulates one planned step on a compute stream and one communication stream for each mesh axis.
 
-The order is the runtime's (`communication.transit`): ops one after the other, forward and back; collectives of
-activations are waited for; a bucket's gather begins while those before it in the order of the pass are read
-(`cost.buckets.ahead`); its reduction begins when the last of its gradients is there, and all are waited for at the end
-of backward, or sooner for the memory that they hold (`cost.buckets.reductions`); then the optimizer. A stream runs one
+The order is the runtime's (`communication.transit`). Ops run one after another, forward and backward, then the
+optimizer. Collectives of activations are waited for. A bucket's gather begins while buckets before it are still read
+(`cost.buckets.ahead`). A bucket's reduction begins when the last of its gradients is there, and is waited for at the
+end of backward, or earlier because of the memory that it holds (`cost.buckets.reductions`). A stream runs one
 collective at a time, in the order in which they begin. While one runs, compute goes on at `device.overlap` of its rate;
-of several at a time, each takes as much from it.
+of several that run at once on different streams, each takes as much from it.
 
-What communication is exposed is an outcome here, and a bound in `cost.overlap`; the two are held against each
-other in tests.
+Exposed communication results from the simulation here, while `cost.overlap` bounds it; tests compare the two.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from autopar.plans import Segment
 
 @dataclass
 class _Line:
-    """A communication stream: when it is busy."""
+    """A communication stream: the start and end of each of its collectives."""
 
     starts: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
@@ -43,7 +42,7 @@ class _Line:
         return start, start + seconds
 
     def busy_until(self, now: float) -> float:
-        """The end of what runs at `now`; `now` where nothing does."""
+        """When the collective that runs at `now` ends; `now` if there is none."""
         i = bisect_right(self.starts, now) - 1
         return max(now, self.ends[i]) if i >= 0 else now
 
@@ -54,7 +53,7 @@ class _Line:
 
 @dataclass
 class _Flight:
-    """A bucket on its way: the collectives that are left, and when the one under way ends."""
+    """A bucket in flight: its collectives that have not begun, and when the one that runs ends."""
 
     phase: str
     left: list[Transfer]
@@ -74,7 +73,7 @@ class _Flight:
 
 
 class _Gathered(NamedTuple):
-    """A bucket that is gathered, as `cost.buckets.ahead` asks for it."""
+    """A bucket that is gathered, as `cost.buckets.ahead.Gather` requires."""
 
     which: tuple[str, int]
     gathers: int
@@ -92,14 +91,16 @@ def simulate(
     optimizer_seconds: float = 0.0,
     train: bool = True,
 ) -> Simulated:
-    """Run the streams.
+    """Simulate a step.
 
-    `seconds`: forward and backward of every op; `transfers`: those of a micro-batch (`cost.traffic`).
+    `seconds`: of every op, forward and backward; `transfers`: the collectives of one micro-batch (`cost.traffic`).
     """
     return _Simulation(graph, cluster, seconds, transfers, segments).run(micro_batches, optimizer_seconds, train)
 
 
 class _Simulation:
+    """The state of one simulation: `now` is the time of the compute stream, `lines` are the communication streams."""
+
     def __init__(
         self,
         graph: fx.Graph,
@@ -110,14 +111,14 @@ class _Simulation:
     ) -> None:
         self.nodes = list(graph.nodes)
         self.cluster, self.seconds = cluster, seconds
-        self.taken = 1.0 - cluster.device.overlap  # of the compute rate, by each collective that runs beside it
+        self.taken = 1.0 - cluster.device.overlap  # the part of the compute rate that each running collective takes
         self.lines = [_Line() for _ in cluster.axes]
         self.events: list[Event] = []
         self.now = self.alone = 0.0
-        self.flights: list[_Flight] = []  # reductions that are not at their end
-        self.own: defaultdict[tuple[str, fx.Node], list[Transfer]] = defaultdict(list)  # waited for
+        self.flights: list[_Flight] = []  # reductions that were begun
+        self.own: defaultdict[tuple[str, fx.Node], list[Transfer]] = defaultdict(list)  # in no bucket: waited for
         self.buckets: defaultdict[tuple[str, int], list[Transfer]] = defaultdict(list)
-        self.due: defaultdict[tuple[str, fx.Node], list[int]] = defaultdict(list)  # buckets
+        self.due: defaultdict[tuple[str, fx.Node], list[int]] = defaultdict(list)  # the buckets that are due at a node
         for one in transfers:
             if one.bucket < 0:
                 self.own[one.phase, one.node].append(one)
@@ -127,7 +128,7 @@ class _Simulation:
             self.buckets[one.phase, one.bucket].append(one)
         self.longest = max((len(moves) for moves in self.buckets.values()), default=0)
         self.segment_of = {node: s for s in segments for node in self.nodes[s.first : s.last + 1] if in_segment(node)}
-        self.begun: dict[tuple[str, int], _Flight] = {}  # gathers ahead of use
+        self.begun: dict[tuple[str, int], _Flight] = {}  # gathers that were begun ahead of use
 
     def run(self, micro_batches: int, optimizer_seconds: float, train: bool) -> Simulated:
         for number in range(micro_batches):
@@ -168,12 +169,13 @@ class _Simulation:
                     self._reduce(bucket)
 
     def _replay(self, segment: Segment, route: Sequence[tuple[str, int]]) -> None:
+        """Recompute a segment up to the last node that saves something."""
         end = segment.replayed if segment.replayed >= 0 else segment.last
         for node in self.nodes[segment.first : end + 1]:
             if in_segment(node):
                 self._before(node, "replay", route)
                 if node is self.nodes[end] and saves_inputs_alone(node):
-                    return  # which it does before it computes
+                    return  # autograd saves the inputs before it computes, and the replay stops there
                 self._compute(node.name, self.seconds.get(node, (0.0, 0.0))[0], "replay")
 
     def _before(self, node: fx.Node, phase: str, route: Sequence[tuple[str, int]]) -> None:
@@ -183,7 +185,7 @@ class _Simulation:
             self._wait_for(one, phase)
 
     def _backward_route(self) -> list[tuple[str, int]]:
-        """Buckets in the order in which backward gathers them."""
+        """The buckets in the order in which backward gathers them."""
         found: list[tuple[str, int]] = []
         seen: set[int] = set()
         for node in reversed(self.nodes):
@@ -198,7 +200,7 @@ class _Simulation:
     # -- streams ------------------------------------------------------------------------------------------------------
 
     def _gather(self, which: tuple[str, int], route: Sequence[tuple[str, int]]) -> None:
-        """Wait for a bucket, and begin what those after it need by now."""
+        """Wait for a bucket's gather, and begin the collectives of later buckets that are due ahead."""
         behind = route[route.index(which) + 1 :]
         one = self.begun.pop(which) if which in self.begun else self._begin(which)
         self._go_ahead(which, behind, read=False)
@@ -206,6 +208,7 @@ class _Simulation:
         self._go_ahead(which, behind, read=True)
 
     def _go_ahead(self, which: tuple[str, int], behind: Sequence[tuple[str, int]], *, read: bool) -> None:
+        """Begin the collectives of the buckets `behind` this one that are due ahead."""
         here, after = self._gathered(which), map(self._gathered, behind)
         for one, collectives in due_ahead(here, after, self.longest, read=read):
             if one.which not in self.begun:
@@ -220,7 +223,7 @@ class _Simulation:
         return _Gathered(which, len(moves), ranks * moves[-1].bytes)
 
     def _reduce(self, bucket: int) -> None:
-        """Begin a bucket's reduction; those before it had all the time since, and go on where they hold memory."""
+        """Begin a bucket's reduction, after waiting for earlier ones that hold too much memory."""
         for one in due(self.flights, self._bytes(("reduction", bucket))):
             self._land(one)
         self.flights.append(self._begin(("reduction", bucket)))
@@ -229,7 +232,7 @@ class _Simulation:
         return self.buckets[which][0].bytes
 
     def _begin(self, which: tuple[str, int]) -> _Flight:
-        """Put the first of a bucket's collectives on its stream."""
+        """Put a bucket's first collective on its stream."""
         phase = {"again": "backward", "reduction": "backward"}.get(which[0], which[0])
         one = _Flight(phase, list(self.buckets[which]), self._bytes(which))
         self._launch(one)
@@ -242,7 +245,7 @@ class _Simulation:
         one.end, one.in_place = self._put(under_way, self.now, one.phase), under_way.kind == "all_reduce"
 
     def _land(self, one: _Flight) -> None:
-        """Wait for a bucket's collective that is under way, and begin the next."""
+        """Wait for a bucket's running collective, and begin the next one, if there is one."""
         self.now, one.in_place = max(self.now, one.end), True
         if one.left:
             self._launch(one)
@@ -256,6 +259,7 @@ class _Simulation:
         self.now = max(self.now, self._put(one, self.now, phase))
 
     def _put(self, one: Transfer, earliest: float, phase: str) -> float:
+        """Put a collective on its stream, to begin at `earliest` or when the stream is free; returns when it ends."""
         if not one.seconds:
             return earliest
         start, end = self.lines[one.axis].add(earliest, one.seconds)
@@ -264,7 +268,7 @@ class _Simulation:
         return end
 
     def _compute(self, name: str, seconds: float, phase: str) -> None:
-        """Run an op, slower while collectives run beside it."""
+        """Run an op on the compute stream, slowed down while collectives run."""
         if not seconds:
             return
         self.alone += seconds
@@ -273,7 +277,7 @@ class _Simulation:
             busy = [line.busy_until(at) for line in self.lines]
             beside = max(busy) > at
             until = max(busy) if beside else min((line.next_start(at) for line in self.lines), default=float("inf"))
-            if beside:  # until a stream that runs now ends; the others are looked at then
+            if beside:  # the rate is constant until the first of the running collectives ends
                 until = min(end for end in busy if end > at)
             rate = max(0.0, 1.0 - self.taken * sum(end > at for end in busy))
             if left <= rate * (until - at):

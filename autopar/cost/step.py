@@ -1,10 +1,10 @@
-"""What one optimizer step costs under a plan: seconds, collectives and bytes, by walking the plan over the graph.
+"""The predicted cost of one optimizer step under a plan: seconds, collectives and bytes, by walking over the graph.
 
-Nothing here knows how the plan was found; the solver's objective and peak are checked against it.
+The prediction does not depend on how the plan was found, so that the solver's objective and peak are checked against
+it.
 
-Seconds: compute of every op forward and backward, collectives, and what recomputed segments run again, one after the
-other, `micro_batches` times, less what hides behind compute (`cost.overlap`); then the optimizer's step, bound
-by memory traffic.
+Seconds: the sum of every op's forward and backward, all collectives and the replays of recomputed segments, times
+`micro_batches`, less what hides behind compute (`cost.overlap`); then the optimizer's step, bound by memory traffic.
 
 Bytes: `cost.memory.moments`.
 """
@@ -42,7 +42,7 @@ def predict(
     segments: Sequence[Segment],
     repeats: Sequence[Repeat],
 ) -> tuple[Prediction, tuple[Collective, ...], tuple[Bucket, ...]]:
-    """Predict one step. `chosen` has a strategy for every node with tensors, `repeats` are the graph's blocks."""
+    """Predict one step. `chosen` has a strategy for every node with tensors; `repeats` are the graph's blocks."""
     grouping = memory.grouping(repeats)
     plan = PlannedBytes(memory, chosen, parameters, segments, repeats, grouping)
     nodes, many = list(memory.graph.nodes), memory.micro_batches
@@ -50,7 +50,7 @@ def predict(
     flops = 0
     regions: list[_Region] = []
     before, behind = [0.0] * len(grouping.stretches), [0.0] * len(grouping.stretches)
-    for i, members in enumerate(plan.members):  # what equal blocks take is what one takes
+    for i, members in enumerate(plan.members):  # equal blocks cost the same, so that one of them is evaluated
         model = plan.model(i)
         regions.append(_region(memory, cluster, chosen, parameters, members) if model == i else regions[model])
         for forward, backward in regions[i].running:
@@ -91,8 +91,8 @@ def predict(
 
 
 class _Region(NamedTuple):
-    """Of the nodes of a region: seconds forward and backward of each, and of those that run; seconds of the optimizer's
-    step by parameter; FLOPs of a micro-batch."""
+    """The cost of a region's nodes. `ops`: forward and backward seconds of each; `running`: the same without nodes that
+    take none; `updates`: seconds of the optimizer's step for each parameter; `flops`: of a micro-batch."""
 
     ops: Sequence[tuple[float, float]]
     running: Sequence[tuple[float, float]]
@@ -120,8 +120,9 @@ def _region(
 
 
 def seconds_of(memory: StepMemory, node: fx.Node, strategy: Strategy, cluster: Cluster) -> tuple[float, float]:
-    """Seconds of one op forward and backward, with what its parameters' gradients take in a micro-batch."""
+    """Forward and backward seconds of one op in a micro-batch; backward includes what its parameters' gradients
+    take."""
     if not in_segment(node) or COST not in node.meta:
-        return 0.0, 0.0  # only read, or handed over
+        return 0.0, 0.0  # inputs, parameters and the output run nothing
     forward, backward = node_seconds(node, strategy, cluster.device, cluster.shape)
     return forward, backward + gradient_seconds(memory, node, strategy, cluster.device)

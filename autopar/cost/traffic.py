@@ -1,10 +1,10 @@
-"""The collectives that a plan announces, found by walking the graph as the runtime does.
+"""The collectives of a plan, found by walking the graph in the runtime's order.
 
-A tensor is converted to a wanted layout where that is first needed, once outside recomputed segments and once inside
-each segment that needs it; activations only in segments that are whole blocks, while inner segments share them with all
-that is outside. A replay runs a segment again as far as its last node that saves something. Parameters move
-by buckets; their gradients are reduced once a step, everything else moves once a micro-batch. A parameter that is
-gathered again is so once for all saved uses outside segments, and is priced for each of them.
+A tensor is converted to a wanted layout where that is first needed: once outside recomputed segments, and once inside
+each segment that needs it. For activations this holds only in segments that are whole blocks; inner segments share
+converted activations with everything outside. A replay runs a segment up to its last node that saves something.
+Parameters move in buckets. Their gradients are reduced once a step; everything else moves once a micro-batch. Backward
+gathers a parameter again once for all uses outside segments that save it, and each of these uses is charged for it.
 """
 
 from __future__ import annotations
@@ -40,29 +40,26 @@ Call = tuple[str, int, int, str, str]  # kind, axis, bytes, phase, cause
 def conversion_moves(
     ref: TensorRef, source: Layout, wanted: Layout, mesh_shape: tuple[int, ...], *, needs_grad: bool
 ) -> tuple[list[Move], list[Move]]:
-    """The collectives that turn `ref` from `source` into `wanted`: forward, backward.
-
-    Raises LayoutError where that is impossible.
-    """
+    """The collectives that convert `ref` from `source` to `wanted`, forward and backward; LayoutError if none do."""
     path = steps(source, wanted, tuple(tensor_of(ref).shape), mesh_shape, needs_grad=needs_grad)
     return [s.forward for s in path if s.forward], [s.backward for s in reversed(path) if s.backward]
 
 
 def reduction_dtype(memory: StepMemory, ref: TensorRef) -> torch.dtype:
-    """The dtype in which gradients of `ref` travel."""
+    """The dtype in which gradients of `ref` are sent."""
     own = tensor_of(ref).dtype
     return memory.precision.reduction or own if memory.is_parameter(ref.node) and own.is_floating_point else own
 
 
 def needs_grad(memory: StepMemory, ref: TensorRef) -> bool:
-    """Whether a gradient comes back for `ref`."""
+    """Whether backward computes a gradient of `ref`."""
     return memory.train and tensor_of(ref).requires_grad
 
 
 def gradient_enters(memory: StepMemory, node: fx.Node, ref: TensorRef) -> bool:
-    """Whether a gradient comes back from `node` into its input `ref`, as far as the graph's own backward goes.
+    """Whether backward within the graph computes a gradient of `node`'s input `ref`.
 
-    Backward starts at the loss, the scalar among the outputs: nothing enters through what is returned beside it.
+    Backward starts at the loss, the scalar among the outputs: no gradient enters through other outputs beside it.
     """
     if node.op != "output":
         return needs_grad(memory, ref)
@@ -71,34 +68,34 @@ def gradient_enters(memory: StepMemory, node: fx.Node, ref: TensorRef) -> bool:
 
 
 def in_segment(node: fx.Node) -> bool:
-    """Whether a node within a segment's positions belongs to it: inputs and parameters stay outside."""
+    """Whether a node within a segment's positions belongs to it; inputs, parameters and the output do not."""
     return node.op not in ("placeholder", "get_attr", "output")
 
 
 def replay_end(memory: StepMemory, nodes: Sequence[fx.Node]) -> int:
-    """How many of a segment's nodes a replay runs: those up to the last one that saves something."""
+    """How many of a segment's nodes a replay reaches: those up to the last one that saves something."""
     return max((i + 1 for i, node in enumerate(nodes) if in_segment(node) and memory.saves(node)), default=0)
 
 
 def computed_end(memory: StepMemory, nodes: Sequence[fx.Node]) -> int:
-    """How many of a segment's nodes a replay computes: the last one that saves something need not be where it saves
-    inputs alone, which autograd does before it computes (`torch.utils.checkpoint` stops there)."""
+    """How many of a segment's nodes a replay computes. The last one that saves something is not computed if it saves
+    only inputs: autograd saves these before it computes, and `torch.utils.checkpoint` stops there."""
     end = replay_end(memory, nodes)
     return end - 1 if end and saves_inputs_alone(nodes[end - 1]) else end
 
 
 def saves_inputs_alone(node: fx.Node) -> bool:
-    """Whether autograd keeps some inputs of a node and nothing else."""
+    """Whether autograd saves some inputs of a node and nothing else."""
     cost = node.meta.get(COST)
     return cost is not None and bool(cost.saved_inputs) and not (cost.saved_outputs or cost.saved_internal_bytes)
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One collective where it is due: before `node` runs in forward and replay, after its backward in backward.
+    """One collective and when it is due: before `node` runs in forward and replay, after its backward in backward.
 
-    Those of a bucket (its number; -1: none) run in the background: a gather is due before the first node that reads it,
-    in phase "again" before the backward of the last one that kept it; a "reduction" begins after that of the first.
+    Those of a bucket (its number; -1: none) run in the background. A gather is due before the first node that reads it,
+    in phase "again" before the backward of the last node that saved it; a "reduction" after that of the first reader.
     """
 
     node: fx.Node
@@ -113,10 +110,8 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a plan moves in one step: its collectives, its buckets, and by axis what could hide behind compute.
-
-    `transfers`: the collectives of one micro-batch, the last one, one by one.
-    """
+    """What a plan sends in one step: its collectives, its buckets, and for each axis what could hide behind compute.
+    `transfers`: every single collective of one micro-batch, the last one."""
 
     collectives: tuple[Collective, ...]
     buckets: tuple[Bucket, ...]
@@ -133,14 +128,17 @@ def announced(
     grouping: Grouping,
     plan: PlannedBytes | None = None,
 ) -> Traffic:
-    """Every collective of one optimizer step, per device, equal ones counted together.
+    """Every collective of one optimizer step on one device; equal ones are counted together.
 
-    `plan`: the same plan, which tells equal blocks: what moves in them is found once.
+    `plan`: the same plan, which knows equal blocks, so that their conversions are computed once.
     """
     return _Walk(memory, cluster, chosen, parameters, segments, grouping, plan).run()
 
 
 class _Walk:
+    """The walk over the graph. `conversions` collects those of parameters, which are grouped into buckets at the
+    end."""
+
     def __init__(
         self,
         memory: StepMemory,
@@ -157,8 +155,8 @@ class _Walk:
         self.position = {node: i for i, node in enumerate(self.nodes)}
         self.segments = segments
         self.segment_of: dict[fx.Node, int] = {}
-        self.replayed: set[fx.Node] = set()  # a replay makes what they read
-        self.computed: set[fx.Node] = set()  # and what they give
+        self.replayed: set[fx.Node] = set()  # nodes whose inputs a replay makes
+        self.computed: set[fx.Node] = set()  # nodes whose outputs it makes too
         for number, segment in enumerate(segments):
             inside = self.nodes[segment.first : segment.last + 1]
             self.segment_of.update((node, number) for node in inside if in_segment(node))
@@ -169,7 +167,7 @@ class _Walk:
         self.conversions: dict[tuple[TensorRef, Layout, int | None], Conversion] = {}
         self.paid: set[tuple[TensorRef, Layout, int | None]] = set()
         self.movable = tuple(Movable(len(grouping.stretches)) for _ in cluster.axes)
-        self.last: dict[tuple[TensorRef, Layout], fx.Node] = {}  # outside segments, that keeps a parameter
+        self.last: dict[tuple[TensorRef, Layout], fx.Node] = {}  # the last node outside segments that saves a parameter
         self.transfers: list[Transfer] = []
         self._told: dict[tuple[object, ...], tuple[list[Move], list[Move]]] = {}
 
@@ -193,6 +191,7 @@ class _Walk:
         return Traffic(found, planned, self.movable, tuple(self.transfers))
 
     def _inputs(self, node: fx.Node) -> None:
+        """Add the conversions of a node's inputs."""
         memory = self.memory
         saved_inputs, segment = memory.saved(node)[0], self.segment_of.get(node)
         for i, (ref, wanted) in enumerate(zip(memory.inputs[node], self.chosen[node].inputs, strict=True)):
@@ -223,7 +222,7 @@ class _Walk:
                 self.last[ref, wanted] = node
 
     def _moves(self, parameter: TensorRef, source: Layout, wanted: Layout, grad: bool) -> tuple[list[Move], list[Move]]:
-        """The collectives of a parameter, found once for those of equal blocks."""
+        """The collectives of a parameter; computed once for the parameters of equal blocks."""
         key = self.plan.stands_for(parameter.node) if self.plan else parameter.node, source, wanted, grad
         if key not in self._told:
             shape = self.memory.mesh_shape
@@ -233,7 +232,7 @@ class _Walk:
     def _activation(
         self, node: fx.Node, ref: TensorRef, source: Layout, wanted: Layout, *, grad: bool, enters: bool, again: bool
     ) -> None:
-        """Once a micro-batch, and `again` in a replay."""
+        """Add the collectives of an activation's conversion: once a micro-batch, and `again` in a replay."""
         many, size = self.memory.micro_batches, tensor_of(ref).dtype.itemsize
         forward, backward = conversion_moves(ref, source, wanted, self.memory.mesh_shape, needs_grad=grad)
         for move in forward:
@@ -260,7 +259,7 @@ class _Walk:
         self.transfers.append(Transfer(node, phase, kind, axis, size, seconds, cause))
 
     def _bucket(self, number: int, bucket: Grouped, prices: BucketPrices) -> None:
-        """A bucket's gathers run for every micro-batch, its reductions once."""
+        """Add a bucket's collectives: its gathers run in every micro-batch, its reductions once a step."""
         many, members = self.memory.micro_batches, bucket.members
         gathers = prices.of(members, "gathers")
         self._together(number, members, [1] * len(members), gathers, "forward", many, "gathers")
@@ -284,7 +283,7 @@ class _Walk:
         count: int,
         kind: Literal["gathers", "again", "reductions"],
     ) -> None:
-        """The collectives of a bucket's members; `uses`: how often the solver's price counts each member."""
+        """Add one phase of a bucket's collectives; `uses`: how often the solver charges each member for them."""
         due = {"gathers": "forward", "reductions": "reduction"}.get(kind, "again" if phase == "backward" else phase)
         readers = [self.last[one.ref, one.wanted] if due == "again" else one.first for one in members]
         for move in moves:

@@ -1,1 +1,1 @@
-"""Layout to layout as lists of collectives: pure, shared by costs, the solver and the runtime."""
+"""Conversions from layout to layout as lists of collectives: pure functions, shared by cost, solver and runtime."""

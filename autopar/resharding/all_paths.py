@@ -1,7 +1,7 @@
-"""The cheapest conversions between many pairs of layouts at once: what `reshard.steps` finds for each of them.
+"""The cheapest conversions between many pairs of layouts at once: a vectorised `reshard.steps`, with equal results.
 
-What a change of one axis sends depends on the placements that it has before and after, and on how many elements one
-device holds; so all changes between the same two placements are priced together.
+What changing one axis sends depends only on the axis' placements before and after and on how many elements one device
+holds, so all changes between the same two placements are priced in one array operation.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from autopar.layout import R_PLUS, Layout, Placement, R
 from autopar.resharding.path_edges import Array, Edges, Sends
 from autopar.resharding.reshard import Shape, is_legal
 
-_AT_ONCE = 4_000  # pairs that are looked at together: what is known of them stays in the caches
+_AT_ONCE = 4_000  # pairs in one batch, few enough that the arrays of the dynamic programming stay in the CPU's caches
 
 
 @dataclass(frozen=True)
 class Paths:
-    """`numbers[s, w]`: the steps from source s to wanted layout w, as places in the other arrays, -1 behind the last.
+    """Conversions of all pairs. `numbers[s, w]`: the steps from source s to wanted layout w, in order, as indices into
+    `axis`, `forward`, `backward` and `used`; -1 after the last step.
 
-    `axis`: which one a step changes. `found[s, w]` is False where there is no way. `used`: the steps' numbers among
-    `edges`.
+    `axis`: the axis that each step changes. `found[s, w]`: whether there is a conversion. `used`: the number of each
+    step's change in `edges`.
     """
 
     axis: Array
@@ -38,7 +39,8 @@ class Paths:
 
 @dataclass(frozen=True)
 class Routes:
-    """Paths without what they send. `used`: the edges' numbers of their steps; `numbers` and `found` as in `Paths`."""
+    """Paths without what they send, so that tensors of other lengths can reuse them. The fields are those of
+    `Paths`."""
 
     used: Array
     numbers: Array
@@ -57,10 +59,10 @@ def all_paths(
     needs_grad: bool,
     known: KnownRoutes | None = None,
 ) -> Paths:
-    """The dynamic programming of `reshard.steps`, for all pairs at a time.
+    """The dynamic programming of `reshard.steps`, for all pairs at once.
 
-    With `needs_grad=False`, the layouts are those of values. `known`: routes of tensors that are divided alike, of
-    whatever lengths; those found now are added.
+    With `needs_grad=False`, the layouts must be those of values. `known`: a cache of routes, shared by tensors of any
+    lengths of which each layout leaves a device the same part (`Edges.form`); new routes are added.
     """
     rests = [R, R_PLUS] if needs_grad else [R]
     edges = Edges([*sources, *wanted], rests, shape, mesh_shape, needs_grad)
@@ -77,7 +79,8 @@ def all_paths(
 
 
 def _routes(edges: Edges, rests: Sequence[Placement], start: Array, end: Array, legal: Array) -> Routes:
-    """By the digits of sources and of wanted layouts, and which pairs of them are legal."""
+    """The routes of all pairs. `start`, `end`: the sources and wanted layouts as placement numbers by axis
+    (`Edges.digits`); `legal`: the pairs of which the shape allows both layouts."""
     axes = len(edges.places)
     numbers = np.full((len(start), len(end), axes), -1, dtype=np.int32)
     found = np.zeros((len(start), len(end)), dtype=bool)
@@ -96,7 +99,7 @@ def _routes(edges: Edges, rests: Sequence[Placement], start: Array, end: Array, 
             longer = ((0, 0), (0, 0), (0, detours.steps.shape[1] - numbers.shape[2]))
             numbers = np.pad(numbers, longer, constant_values=-1)
         numbers[s, w, : detours.steps.shape[1]] = detours.steps
-    occurs = np.zeros(edges.cost.size + 1, dtype=bool)  # the last is for -1
+    occurs = np.zeros(edges.cost.size + 1, dtype=bool)  # the last entry is for -1
     occurs[numbers] = True
     used = np.flatnonzero(occurs[:-1])
     places = np.full(len(occurs), -1, dtype=np.int32)
@@ -105,16 +108,17 @@ def _routes(edges: Edges, rests: Sequence[Placement], start: Array, end: Array, 
 
 
 def _parts(where: Array) -> Iterator[tuple[Array, Array]]:
-    """The rows and columns of some pairs, some thousand at a time."""
+    """The pairs where `where` is True, as row and column indices, in batches of `_AT_ONCE`."""
     s, w = np.nonzero(where)
     for first in range(0, len(s), _AT_ONCE):
         yield s[first : first + _AT_ONCE], w[first : first + _AT_ONCE]
 
 
 def _cheapest_orders(edges: Edges, start: Array, end: Array, changed: Sequence[int]) -> tuple[Array, Array]:
-    """Of pairs that differ on the same axes: what the cheapest order sends, and its steps.
+    """For pairs that differ on the same axes: the cost of the cheapest order of the changes (inf: none is possible),
+    and its steps.
 
-    By the set of axes that have changed, what that costs at least, and which of them was the last.
+    Dynamic programming over the set of axes that have changed: the least cost to reach it, and the axis changed last.
     """
     many, n = len(start), len(changed)
     everyone, axes = np.arange(many), np.array(changed, dtype=np.int64)
@@ -144,18 +148,19 @@ def _cheapest_orders(edges: Edges, start: Array, end: Array, changed: Sequence[i
 
 
 class _Detours:
-    """The cheapest ways of pairs where every order of the changes passes through an impossible layout, as in `reshard`.
+    """The cheapest paths of pairs for which every order of the changes passes through an illegal layout, as in
+    `reshard`.
 
-    On the way an axis lies as wanted, as given, or as one of `rests`. What ways of one step more cost is known from
-    those of so many (Bellman and Ford), for all layouts that these make of each pair, and all pairs at once. `spent`:
-    what each pair's way costs, infinity where there is none; `steps`: its numbers, -1 behind the last.
+    On such a path, each axis has one of its *choices*: the wanted placement, the source's, or one of `rests`. A state
+    is one choice for each axis. Bellman-Ford by the number of steps, over all states and all pairs at once. `spent`:
+    the cost of each pair's path, inf if there is none; `steps`: its changes' numbers, -1 after the last.
     """
 
     def __init__(self, edges: Edges, rests: Sequence[Placement], start: Array, end: Array) -> None:
         self.edges = edges
         self.many, self.axes = len(start), len(edges.places)
         alike = [np.broadcast_to([places[rest] for places in edges.places], start.shape) for rest in rests]
-        # by choice, axis and pair: the digit; pairs come last, along which all is done at once
+        # The placement number, by choice, axis and pair; pairs are the last dim, along which everything is vectorised.
         self.places = np.ascontiguousarray(np.moveaxis(np.stack([end, start, *alike]), 1, 2))
         self.choices = len(self.places)
         codes = np.zeros((1, self.many), dtype=np.int64)
@@ -166,8 +171,9 @@ class _Detours:
         self.steps = self._trace(ways, lengths)
 
     def _costs(self, axis: int) -> Array:
-        """What the changes of an axis cost: by choices of axes before, its own, its next, those of axes behind, and
-        pair. Of equal choices only the first is gone to."""
+        """What changing `axis` costs, indexed by the choices of the axes before it, its own choice, its next choice,
+        the choices of the axes after it, and the pair. Where choices are the same placement, only the first is
+        reachable."""
         width, places = self.choices, self.places[:, axis]
         codes = self.codes.reshape(width**axis, width, 1, -1, self.many)
         costs = self.edges.cost.take(self.edges.number(codes, axis, places[:, None]))
@@ -176,8 +182,8 @@ class _Detours:
         return costs
 
     def _search(self, costs: Sequence[Array]) -> tuple[Array, list[Array], Array]:
-        """Step by step, until none goes on to what costs less than it did in fewer: what the ways cost, by the number
-        of steps which choices each of them comes from, and how many steps the cheapest has."""
+        """Bellman-Ford until no longer path improves a state. Returns the cost of each pair's cheapest path; for each
+        number of steps, the predecessor of every state; and the number of steps of each pair's cheapest path."""
         width = self.choices
         given = width ** np.arange(self.axes)[::-1] @ (self.places[0] != self.places[1])
         states = np.arange(len(self.codes), dtype=np.int32)
@@ -194,14 +200,14 @@ class _Detours:
                     better = total < there
                     np.copyto(there, total, where=better)
                     np.copyto(came, states.reshape(*shape[:3], 1)[:, choice, None], where=better)
-            better = (then < best) & (then < best[0])  # 0: all axes as wanted
+            better = (then < best) & (then < best[0])  # state 0: all axes as wanted
             best, spent = np.where(better, then, best), np.where(better, then, math.inf)
             ways.append(before)
             lengths[better[0]] = len(ways)
         return best[0], ways, lengths
 
     def _trace(self, ways: Sequence[Array], lengths: Array) -> Array:
-        """The steps of the cheapest ways, from their ends."""
+        """The steps of the cheapest paths, traced back from their ends."""
         steps = np.full((self.many, int(lengths.max(initial=0))), -1, dtype=np.int64)
         state = np.zeros(self.many, dtype=np.int64)
         for length in range(steps.shape[1], 0, -1):
@@ -214,5 +220,5 @@ class _Detours:
         return steps
 
     def _digits(self, states: Array) -> Array:
-        """The choice of each axis."""
+        """The choice of each axis in these states."""
         return states[:, None] // self.choices ** np.arange(self.axes)[::-1] % self.choices

@@ -1,4 +1,8 @@
-"""Changes of one axis of a layout, many at once: what each sends, and what it counts for among ways between layouts."""
+"""The edges of the graph of layouts, as arrays: every change of one axis, what it sends and what it costs.
+
+A layout's *code* is the mixed-radix number of its placements; a change's *number* is that of (code before, axis, next
+placement).
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,16 @@ KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter
 
 @dataclass(frozen=True)
 class Sends:
-    """What some steps send in one direction: places in KINDS, -1 for nothing, and elements that one device hands in."""
+    """What some steps send in one direction: the index in KINDS (-1: nothing), and the elements that one device hands
+    in."""
 
     kind: Array
     elements: Array
 
 
 class Edges:
-    """Every change of one axis, among all layouts that are made of the same placements, and those of `rests`."""
+    """Every change of one axis among all layouts that combine the placements which each axis has in `layouts`, and
+    `rests` on every axis."""
 
     def __init__(
         self,
@@ -67,14 +73,16 @@ class Edges:
 
     @property
     def form(self) -> Hashable:
-        """What costs depend on: the placements, and which part of a tensor each layout leaves a device."""
+        """A key of what the costs depend on: the placements, and the part of the tensor that each layout leaves a
+        device. Tensors of equal form have the same cheapest paths."""
         divisor = np.where(self._elements >= 0, np.gcd(self._elements, self._whole), self._whole)
-        parts = np.stack([self._elements // divisor, self._whole // divisor])  # -1 of 1 where none can be held
+        parts = np.stack([self._elements // divisor, self._whole // divisor])  # -1 / 1 where the layout is illegal
         return tuple(map(tuple, self.places)), self._mesh_shape, self._needs_grad, parts.tobytes()
 
     @functools.cached_property
     def cost(self) -> Array:
-        """What a change costs that is possible, as `resharding.reshard.edge`; by code, axis and next placement."""
+        """The cost of each change as in `resharding.reshard.edge`, inf where it is impossible; indexed by the code
+        before it, the axis, and the next placement."""
         cost = np.full(self.shape, math.inf)
         for axis, changes in enumerate(self._changes):
             for (i, j), sends in changes.items():
@@ -82,7 +90,8 @@ class Edges:
         return cost
 
     def _price(self, cost: Array, axis: int, i: int, j: int, sends: tuple[Sent | None, Sent | None]) -> None:
-        """What it costs that an axis goes from its i-th placement to its j-th, wherever the others are."""
+        """Fill in the cost of changing an axis from its i-th placement to its j-th, for all placements of the
+        others."""
         n, stride = self._mesh_shape[axis], int(self.strides[axis])
         elements = self._elements.reshape(-1, self.sizes[axis], stride)
         before, after = elements[:, i], elements[:, j]
@@ -95,11 +104,11 @@ class Edges:
         cost[:, axis, j] = some.reshape(-1)
 
     def number(self, code: Any, axis: int, place: Any) -> Any:
-        """The number of the change of an axis of a layout to another placement."""
+        """The number of the change that gives `axis` of the layout `code` the placement number `place`."""
         return (code * self.shape[1] + axis) * self.shape[2] + place
 
     def sends(self, numbers: Array) -> tuple[Array, Sends, Sends]:
-        """The axes of some changes, and what they send forward and backward."""
+        """The axes of the changes with these numbers, and what they send forward and backward."""
         places: tuple[Array, ...] = np.unravel_index(numbers, self.shape)
         code, axis, place = places
         sends = [(np.full(len(numbers), -1), np.zeros(len(numbers), dtype=np.int64)) for _ in range(2)]
@@ -117,7 +126,7 @@ class Edges:
         return axis, Sends(*sends[0]), Sends(*sends[1])
 
     def ends(self, numbers: Array) -> list[tuple[int, Layout, Layout]]:
-        """Of some changes: the axis, and the layouts before and after."""
+        """For the changes with these numbers: the axis, and the layouts before and after."""
         found = []
         for code, axis, place in zip(*(one.tolist() for one in np.unravel_index(numbers, self.shape)), strict=True):
             digits = (code // stride % size for stride, size in zip(self.strides.tolist(), self.sizes, strict=True))
@@ -126,14 +135,14 @@ class Edges:
         return found
 
     def digits(self, layouts: Sequence[Layout]) -> Array:
-        """The number of each layout's placement, by axis."""
+        """The placement numbers of each layout, by axis."""
         rows = [[places[p] for p, places in zip(layout.placements, self.places, strict=True)] for layout in layouts]
         return np.array(rows, dtype=np.int64).reshape(len(layouts), len(self.places))
 
 
 def _elements(places: Sequence[Sequence[Placement]], shape: Shape, mesh_shape: Shape) -> Array:
-    """What one device holds in all layouts that are made of each axis's placements, in their order; -1 where the shape
-    cannot lie so. Tensor dims have nothing to do with each other."""
+    """How many elements one device holds, for all combinations of the axes' placements in the order of their codes; -1
+    where the shape does not allow the layout. The product of what each tensor dim allows by itself."""
     sizes = [len(some) for some in places]
     elements, legal = np.ones(sizes, dtype=np.int64), np.ones(sizes, dtype=bool)
     for dim in {p.dim for some in places for p in some if p.is_sharded} | set(range(len(shape))):
@@ -152,12 +161,12 @@ def _elements(places: Sequence[Sequence[Placement]], shape: Shape, mesh_shape: S
 
 @functools.lru_cache(maxsize=1 << 16)
 def _local_length(outers: tuple[int, ...], length: int, mesh_shape: Shape) -> int:
-    """What one device holds of a dim, by the digit position at which each axis shards it, 0 for none; -1 where that is
-    not possible."""
+    """How long the part of a dim is that one device holds; -1 if the layout is illegal. `outers`: the digit position at
+    which each axis shards the dim, 0 if it does not."""
     layout, shape = Layout(tuple(shard(0, outer) if outer else R for outer in outers)), (length,)
     return local_elements(layout, shape, mesh_shape) if is_legal(layout, shape, mesh_shape) else -1
 
 
 def _handed(sent: Sent, before: Array, after: Array, n: int) -> Array:
-    """The elements that one device hands in."""
+    """The elements that one device hands in, given those that it holds before and after the change."""
     return (after if sent.after else before) * (n if sent.whole else 1)

@@ -1,7 +1,7 @@
-"""Layout to layout as the cheapest list of collectives: pure, shared by cost, solver and runtime.
+"""The cheapest conversion from one layout to another, as a list of steps: pure, shared by cost, solver and runtime.
 
-A conversion changes one mesh axis at a time. What a change does forward (to the value) and backward (to
-the gradient that the consumer gives, into the one that the producer takes):
+A step changes one mesh axis. What it does forward (to the value) and backward (to the gradient, from the consumer's
+to the one that the producer takes):
 
 ========  =====================  =========================
 from→to   forward                backward
@@ -21,13 +21,13 @@ P→R+      **all-reduce**         **all-reduce**
 P→S       **reduce-scatter**     **all-gather**
 ========  =====================  =========================
 
-Only the bold ones cost anything. A partial value joined by mean goes to R or R+ only. One joined by max or
-min goes to R only, and has no gradient: that is shared by all elements that are the extremum, which no rank knows.
+Only the bold ones cost anything. A partial value joined by mean can become R or R+ only. One joined by max or min can
+become R only and has no gradient: all elements that equal the extremum would share it, and no rank knows all of these.
 
-Of all orders of the changes the one with the least traffic is taken, of equal ones that which sends less over
-the first axes of the mesh: gathering a shard over two axes costs the same either way round, but the axis that
-comes first moves the small pieces. Where every order passes through a layout that the shape does not allow,
-axes make a detour over R.
+Of all orders of the steps, the one with the least traffic is taken; among equal ones, the one that sends less over the
+first axes of the mesh. Gathering over two axes costs the same in either order, but the axis that is gathered first
+moves the smaller pieces. Where every order passes through a layout that the shape does not allow, axes take a detour
+over R.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Shape = tuple[int, ...]
 class Move(NamedTuple):
     """One collective over one mesh axis.
 
-    `elements`: what one device hands in: the shard for an all-gather, the whole for an all-reduce and a
-    reduce-scatter, its local tensor for an all-to-all. Ragged shards count as the padded ones that travel.
+    `elements`: what one device hands in. This is the shard of an all-gather, the whole tensor of an all-reduce or
+    reduce-scatter, the local tensor of an all-to-all. Ragged shards count with their padding, which is sent too.
     """
 
     kind: CollectiveKind
@@ -57,7 +57,7 @@ class Move(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One change of one axis; `forward` and `backward` are None where nothing travels."""
+    """One change of one axis; `forward` and `backward` are None where nothing is sent."""
 
     axis: int
     src: Placement
@@ -72,8 +72,8 @@ class Step(NamedTuple):
 def steps(src: Layout, dst: Layout, shape: Shape, mesh_shape: Shape, *, needs_grad: bool) -> tuple[Step, ...]:
     """The cheapest steps that turn a tensor of global `shape` from layout `src` into `dst`.
 
-    With `needs_grad=False` no gradient comes back and R+ means R. Raises LayoutError where the shape cannot
-    lie so, or where nothing can make the wanted value (a maximum out of summands).
+    With `needs_grad=False` there is no gradient, and R+ means R. Raises LayoutError if the shape does not allow a
+    layout, or if no steps lead to the wanted value (summands cannot become a partial maximum).
 
     >>> [step] = steps(Layout.parse("S0"), Layout.parse("R+"), (8, 4), (2,), needs_grad=True)
     >>> step.forward, step.backward
@@ -100,8 +100,8 @@ def steps(src: Layout, dst: Layout, shape: Shape, mesh_shape: Shape, *, needs_gr
 
 
 def traffic(steps_: tuple[Step, ...], mesh_shape: Shape, whole: int = 1) -> float:
-    """Elements that one device sends in all moves of `steps_`, forward and backward, in ring algorithms; as a part of
-    `whole` elements.
+    """Elements that one device sends in all moves of `steps_`, forward and backward, with ring algorithms; divided by
+    `whole`.
 
     >>> traffic(steps(Layout.parse("P"), Layout.parse("R"), (8,), (4,), needs_grad=True), (4,))
     12.0
@@ -116,7 +116,8 @@ def traffic(steps_: tuple[Step, ...], mesh_shape: Shape, whole: int = 1) -> floa
 
 
 def ring_share(kind: CollectiveKind, n: int) -> float:
-    """The part of its elements that a device sends to the next in each of n - 1 rounds."""
+    """The part of the elements handed in that a device sends in each of the n - 1 rounds of a ring; an all-reduce has
+    two rings, whose rounds are counted together."""
     return {"all_reduce": 2 / n, "all_gather": 1.0}.get(kind, 1 / n)
 
 
@@ -125,7 +126,7 @@ def _cheapest_order(
 ) -> tuple[Step, ...] | None:
     """The order in which `axes` change from `src` to `dst` with the least traffic; None if none is possible.
 
-    Dynamic programming over the sets of axes that have changed already: the set alone says the layout.
+    Dynamic programming over the set of axes that have changed already, which determines the layout.
     """
     best: dict[int, tuple[float, tuple[Step, ...], Layout]] = {0: (0.0, (), src)}
     for done in range((1 << len(axes)) - 1):
@@ -149,10 +150,11 @@ def _cheapest_order(
 def _with_detours(
     src: Layout, dst: Layout, shape: Shape, mesh_shape: Shape, needs_grad: bool
 ) -> tuple[Step, ...] | None:
-    """Over layouts whose axes lie as in `dst`, as in `src`, or replicated, by the number of steps (Bellman and Ford).
+    """The cheapest path over layouts whose axes are each as in `dst`, as in `src`, or replicated: Bellman-Ford by the
+    number of steps.
 
-    Of equal ways the shortest is taken; then the one whose last step, and so on before it, changes the first axis, from
-    the first of these placements.
+    Among equally cheap paths the shortest is taken. Further ties are decided from the last step backwards: it changes
+    the first possible axis, from the first possible placement in this order.
     """
     choices = [
         list(dict.fromkeys((dst[axis], src[axis], R, *((R_PLUS,) if needs_grad else ())))) for axis in range(len(src))
@@ -183,10 +185,11 @@ def _with_detours(
 def edge(
     before: Layout, axis: int, placement: Placement, shape: Shape, mesh_shape: Shape, needs_grad: bool
 ) -> tuple[Step, float] | None:
-    """The step that gives `axis` another placement, and what it costs; None where that is not possible.
+    """The step that gives `axis` another placement, and its cost; None if that is impossible.
 
-    It costs what it sends as a part of the tensor: shapes that are divided alike have the same cheapest ways.
-    `before` is a layout that the shape allows. Many pairs of layouts share few edges, so these are kept.
+    The cost is the traffic divided by the tensor's size, so that shapes which are divided in the same way have the same
+    cheapest paths. `before` must be a layout that the shape allows. Cached, since many pairs of layouts share few
+    edges.
     """
     if placement == before[axis]:
         return None
@@ -200,12 +203,13 @@ def edge(
 
 
 def whole_of(shape: Shape) -> int:
-    """How many elements there are; 1 where there are none, as this divides."""
+    """The number of elements; 1 for an empty tensor, because costs are divided by it."""
     return max(math.prod(shape), 1)
 
 
 def slower(axis: int, mesh_shape: Shape) -> float:
-    """Decides ties alone: the first axes of a mesh cross the slower links."""
+    """A factor on costs that only decides ties: the first axes of a mesh cross slower links, so they cost a bit
+    more."""
     return 1 + 1e-9 * (len(mesh_shape) - axis)
 
 
@@ -216,13 +220,13 @@ def is_legal(layout: Layout, shape: Shape, mesh_shape: Shape) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def local_elements(layout: Layout, shape: Shape, mesh_shape: Shape) -> int:
-    """Elements of the largest shard."""
+    """Elements of the first rank's shard, the largest one."""
     return math.prod(layout.local_shape(shape, mesh_shape))
 
 
 class Sent(NamedTuple):
-    """A collective of some change of an axis of n devices: it takes the elements that one device has before or after
-    the change, or n times these."""
+    """The collective of a change of an axis of n devices. Each device hands in as many elements as it has before the
+    change (or after it, if `after`), times n if `whole`."""
 
     kind: CollectiveKind
     after: bool = False
@@ -231,7 +235,8 @@ class Sent(NamedTuple):
 
 @lru_cache(maxsize=1 << 12)
 def change(src: Placement, dst: Placement, needs_grad: bool) -> tuple[Sent | None, Sent | None] | None:
-    """What a change of one axis of several devices sends forward and backward; None where there is no such change."""
+    """What changing one axis of several devices sends forward and backward (the table above); None if there is no such
+    change."""
     if dst.join != "sum" or (src.join != "sum" and not dst.is_replicated):
         return None
     if src.join in ("max", "min") and (needs_grad or dst.partial_grad):
@@ -258,7 +263,7 @@ def change(src: Placement, dst: Placement, needs_grad: bool) -> tuple[Sent | Non
 
 
 def _step(before: Layout, after: Layout, axis: int, shape: Shape, mesh_shape: Shape, needs_grad: bool) -> Step | None:
-    """The change of `axis` alone, or None where the table has no such change."""
+    """The change of `axis` from `before` to `after` as a step; None if the table has no such change."""
     found = change(before[axis], after[axis], needs_grad)
     if found is None:
         return None

@@ -1,9 +1,10 @@
-"""What a conversion holds for a moment beside what it reads and what it leaves: pure, shared by cost and solver.
+"""Staging buffers: the memory that a conversion needs for a moment beside its input and output. Pure functions, shared
+by cost and solver.
 
-Collectives send and receive pieces one behind the other. Those of a dim that is the first in memory lie so in the
-tensor; others are copied, all before a reduce-scatter, all behind an all-gather, and on one side at least of an
+A collective's buffer has one piece after another. If the cut dim is the outermost in memory, the tensor itself has this
+order. Otherwise all pieces are copied: before a reduce-scatter, after an all-gather, and on at least one side of an
 all-to-all (`communication.convert`, `communication.cuts`). Ragged pieces are padded to the longest, and copied
-whichever dim it is.
+whichever dim is cut.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ Order = tuple[int, ...]
 
 
 def memory_order(tensor: torch.Tensor) -> Order:
-    """The dims of a tensor as they lie in memory, outermost first; as they are counted where it has gaps.
+    """The dims of a tensor in their order in memory, outermost first; in index order if the tensor has gaps.
 
-    Dims of one element lie anywhere, whatever their strides are, which ranks may have come to in other ways:
-    `contiguous()` of a part whose moved dims have length one keeps its strides.
+    The strides of dims of length one are ignored, because they may differ between ranks: `contiguous()` keeps the
+    strides of a part whose permuted dims have length one.
 
     >>> memory_order(torch.empty(2, 3, 4).transpose(1, 2)), memory_order(torch.empty(4, 1).expand(4, 3))
     ((0, 2, 1), (0, 1))
@@ -38,8 +39,8 @@ def memory_order(tensor: torch.Tensor) -> Order:
 
 
 def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or where it has gaps (every other column, an expanded row) a copy without, of the same order in
-    memory as `zeros_like` of it has.
+    """The tensor, or, if it has gaps (every other column, an expanded row), a copy without gaps whose strides are those
+    of `zeros_like`.
 
     >>> x = torch.zeros(4, 6)[:, ::2].t()
     >>> without_gaps(x).stride() == torch.zeros_like(x).stride()
@@ -54,8 +55,9 @@ def _outermost_first(tensor: torch.Tensor) -> Order:
 
 
 def staged_elements(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order: Order) -> tuple[int, int]:
-    """What the first rank holds at most beyond a tensor of global `shape` as a path begins and as it ends, forward and
-    backward: what is staged, and what lies between two steps.
+    """The most elements that the first rank holds during a path beside the path's input and output, forward and
+    backward: staging buffers, and intermediate tensors between two steps. `shape` is the tensor's global shape, `order`
+    the order of its dims in memory.
 
     >>> from autopar.resharding.reshard import steps
     >>> path = steps(Layout.parse("S1"), Layout.parse("R+"), (8, 4), (2,), needs_grad=True)
@@ -71,7 +73,7 @@ def staged_elements(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order
 
 
 def makes_another(path: Sequence[Step], shape: Shape, mesh_shape: Shape) -> tuple[bool, bool]:
-    """Whether a path leaves another tensor than it is given, forward and backward.
+    """Whether a path's result is another tensor than its input, forward and backward.
 
     >>> from autopar.resharding.reshard import steps
     >>> makes_another(steps(Layout.parse("P"), Layout.parse("R"), (8, 4), (2,), needs_grad=True), (8, 4), (2,))
@@ -83,7 +85,7 @@ def makes_another(path: Sequence[Step], shape: Shape, mesh_shape: Shape) -> tupl
 
 
 def _changes(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order: Order, *, backward: bool) -> list[Held]:
-    """What is held as each axis is changed, in turn; of those that make another tensor."""
+    """What each step of the path holds, in the order in which they run; steps that return their input are left out."""
     found = []
     for step in path[::-1] if backward else path:
         ends = (step.layout_before, step.layout_after)[:: -1 if backward else 1]
@@ -94,8 +96,8 @@ def _changes(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order: Order
 
 
 class Held(NamedTuple):
-    """Elements of a change of one axis: what it is given, what it stages, and what it makes; whether this is another
-    tensor than what it is given."""
+    """Elements in a change of one axis: of its input, its staging buffers and its output; `is_other`: whether the
+    output is another tensor than the input."""
 
     given: int
     staged: int
@@ -115,7 +117,7 @@ def held(
     *,
     backward: bool,
 ) -> Held:
-    """One change of an axis, by a collective or none."""
+    """What a change of one axis holds; `kind`: its collective, if it has one."""
     before, after = local_elements(given, shape, mesh_shape), local_elements(made, shape, mesh_shape)
     if kind == "all_to_all":
         return Held(before, max(before, after), after, True)
@@ -127,9 +129,9 @@ def held(
     cut, others = pieces[axis], pieces.replace(axis, R)
     lengths = others.local_shape(shape, mesh_shape)
     length, ranks = lengths[cut.dim], mesh_shape[axis]
-    if shape[cut.dim] % math.prod(d.size for d in pieces.digits(cut.dim, mesh_shape)):  # ragged, here or on other ranks
+    if shape[cut.dim] % math.prod(d.size for d in pieces.digits(cut.dim, mesh_shape)):  # ragged on some rank
         longest = -(-length // ranks)
-        short = length % longest if length % ranks else longest  # what a rank has that pads its piece before a gather
+        short = length % longest if length % ranks else longest  # length of a piece that is padded before a gather
         return Held(before, ranks * part + (part // longest * short if kind == "all_gather" else 0), after, True)
     outer = math.prod(d.size for d in others.digits(cut.dim, mesh_shape) if d.outer < cut.outer)
     lies_so = cut.outer == outer and all(lengths[dim] == 1 for dim in order[: order.index(cut.dim)])

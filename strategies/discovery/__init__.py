@@ -1,7 +1,7 @@
-"""Rules for ops that nobody wrote one for: found by running the op on tiny tensors, split and whole.
+"""Discovers rules of ops that have none, by running the op on tiny tensors, split and unsplit.
 
-`discover(node)` says how an op may be split, or why it is not known. Nothing is believed that was not run: what is
-found, and what an earlier process found (`cache`), passes the executed check that every rule of the table passes.
+`discover(node)` returns a rule, or the reason why none was found. Every rule is tested before it is used, also one that
+an earlier process found (`cache`): it must pass the same executed check as the rules of the table.
 """
 
 from autopar.strategies.discovery.trying import Found, discover

@@ -1,8 +1,8 @@
-"""Trying ops in a process of its own: what a kernel does to memory when its arguments do not fit stays there.
+"""Runs the search in a child process, so that a kernel that corrupts memory or crashes does no harm to this one.
 
-Kernels check their arguments less than one would hope (on CPUs, fused attention reads past the values if they are
-shorter than the keys). So the search runs in a forked child, which says what it is about to try; if the child dies,
-that trial has failed, and another child goes on after it.
+Not all kernels check their arguments (on CPUs, fused attention reads past the values if they are shorter than the
+keys). So the search runs in a forked child, which reports each trial before it starts it. If the child dies, this trial
+has failed, and another child continues with the next one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 import torch
 
 Try = Callable[[str], bool]
-_PATIENCE_SECONDS = 60.0  # for one trial
-_MOST_DEATHS = 10
+_PATIENCE_SECONDS = 60.0  # without a message, after which a child is killed
+_MOST_DEATHS = 10  # children for one search, before it is given up
 
 
 class Died(Exception):
-    """The op ended too many processes, or one took too long."""
+    """A child process died or hung outside of a trial, or too many children did."""
 
 
 def search_apart(holds: Try, search: Callable[[Try], Any]) -> Any:
-    """`search(holds)`, a value that JSON can hold, computed in child processes; `search` asks `holds` about texts.
+    """The result of `search(holds)`, computed in child processes; it must be a value that JSON can represent.
 
-    Where no process can be forked, or autograd does not work in one, it is computed here.
+    Computed in this process if none can be forked, or if autograd does not work in a fork.
     """
     known: dict[str, bool] = {}
     for _ in range(_MOST_DEATHS):
@@ -56,7 +56,7 @@ def search_apart(holds: Try, search: Callable[[Try], Any]) -> Any:
 
 
 def _told(holds: Try, search: Callable[[Try], Any], known: dict[str, bool], tell: Callable[..., None]) -> None:
-    """The child's work: what is tried, how it ended, and what was found."""
+    """The child's work: it tells which text is tried, whether it holds, and at last what the search found."""
 
     def one(text: str) -> bool:
         if text not in known:
@@ -66,9 +66,9 @@ def _told(holds: Try, search: Callable[[Try], Any], known: dict[str, bool], tell
         return known[text]
 
     try:
-        torch.set_num_threads(1)  # the parent's other threads are not here
+        torch.set_num_threads(1)  # a fork does not have the parent's other threads
         torch.ones((), requires_grad=True).backward()
-    except RuntimeError:  # autograd's threads were started before the fork
+    except RuntimeError:  # autograd refuses to run after a fork if its threads were started before
         tell("unfit")
         return
     try:
@@ -78,13 +78,14 @@ def _told(holds: Try, search: Callable[[Try], Any], known: dict[str, bool], tell
 
 
 def _in_child(work: Callable[[Callable[..., None]], None]) -> Iterator[list[Any]]:
-    """What a forked child that does `work` tells, until it ends; it is ended when it is silent for too long."""
+    """The messages of a forked child that runs `work`, until it ends or sends none for `_PATIENCE_SECONDS`; then it is
+    killed."""
     if not hasattr(os, "fork"):
         yield ["unfit"]
         return
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: the child uses none of them
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks with threads; the child uses none
         child = os.fork()
     if child == 0:
         _be_child(work, reading, writing)
@@ -98,10 +99,11 @@ def _in_child(work: Callable[[Callable[..., None]], None]) -> Iterator[list[Any]
 
 
 def _be_child(work: Callable[[Callable[..., None]], None], reading: int, writing: int) -> None:
-    """Never returns: nothing of the parent's is to run here, its exit handlers included."""
+    """Run `work` in the child and exit. It never returns, so that no code of the parent, such as its exit handlers,
+    runs in the child."""
     try:
         os.close(reading)
-        faulthandler.disable()  # a crash here is an answer, and nobody's to read
+        faulthandler.disable()  # a crash is an expected result, which needs no traceback
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
@@ -112,6 +114,7 @@ def _be_child(work: Callable[[Callable[..., None]], None], reading: int, writing
 
 
 def _messages(reading: int) -> Iterator[list[Any]]:
+    """The messages in a pipe, one JSON list a line, until it is closed or silent for `_PATIENCE_SECONDS`."""
     rest, deadline = b"", time.monotonic() + _PATIENCE_SECONDS
     while True:
         ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))

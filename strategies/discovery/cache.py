@@ -1,7 +1,7 @@
-"""What was discovered before: a file that comes with the package, and one of the user's own.
+"""Results of earlier discoveries: a file that comes with the package, and one in the user's cache folder.
 
-Both are JSON: op and arguments to the rule, or to the reason why there is none. They save the search, not the check:
-a rule that is read here is run before it is used, since the op behind a name may have changed.
+Both are JSON and map an op with its arguments to its rule, or to the reason why it has none. They save the search but
+not the check: a rule that is read here is tested before it is used, since the op of this name may have changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHIPPED = Path(__file__).with_name("discovered.json")
 
 
 class Entry(TypedDict, total=False):
-    """What is known of one call: `rule`, or `why` there is none."""
+    """The result for one call: its `rule`, or `why` it has none."""
 
     rule: str
     why: str
@@ -33,31 +33,31 @@ def user_file() -> Path:
 
 
 def look_up(key: str) -> Entry | None:
-    """What the files say of a call; the user's own comes first."""
+    """The entry for a call, if any; the user's file takes precedence."""
     return _read(user_file()).get(key) or shipped().get(key)
 
 
 def keep(key: str, entry: Entry) -> None:
-    """Add a line to the user's file; where it cannot be written, say so once and go on."""
+    """Add an entry to the user's file; if it cannot be written, warn and go on."""
     path = user_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         known = {**_read(path), key: entry}
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as out:
             json.dump(known, out, indent=1, sort_keys=True)
-        os.replace(out.name, path)  # at once: another process may be reading it
+        os.replace(out.name, path)  # atomic, since another process may be reading the file
     except OSError as error:
         warn(f"discovered rules are not kept: {error}")
 
 
 @cache
 def shipped() -> dict[str, Entry]:
-    """The lines of the file that comes with the package."""
+    """The entries of the file that comes with the package."""
     return _read(SHIPPED)
 
 
 def _read(path: Path) -> dict[str, Entry]:
-    """A file's lines; {} where there is none, or none that can be read."""
+    """A file's entries; {} if it does not exist or cannot be read."""
     try:
         found: dict[str, Entry] = json.loads(path.read_text())
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""What an op makes of pieces of its inputs, forward alone: it shows most wrong candidates, at a tenth of a full check.
+"""A cheap test before the executed check: the op's forward on pieces of its inputs.
 
-The executed check runs an op whole and in pieces, forward and backward, for every candidate. How the results of the
-same pieces join is what several candidates differ in, so the pieces are made once for all of these.
+It rejects most wrong candidates at a tenth of the cost of the executed check, which runs forward and backward, unsplit
+and in pieces, for every candidate. Several candidates differ only in how the results of the same pieces are joined, so
+these results are cached and shared.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autopar.strategies.rule import ShardingRule
 
 
 def fits(made: Tiny, bound: Bound) -> bool:
-    """Whether the op's results on pieces join as the rule's first split says; True says nothing of gradients."""
+    """Whether the op's results on pieces join as the rule's first split says. Gradients are not tested."""
     mesh = (made.ways,)
     strategies = every_strategy(made.node, made.tensors, mesh, bound)
     split = next((s for s in strategies if s.factors[0] not in ("", "P", "R+")), None)
@@ -45,11 +46,12 @@ def fits(made: Tiny, bound: Bound) -> bool:
 
 
 def is_told(text: str, tinies: Sequence[Tiny]) -> bool:
-    """Whether the calls tell how the results join that have to, or what lets partial values through.
+    """Whether the calls' outputs can tell a right rule from a wrong one: how partial outputs are joined, and whether
+    partial values pass.
 
-    They do not where a result is one number in all calls (`all` of many, a product of many) and another for all ones or
-    all zeros. Nor where one that has a gradient is one number in all calls: random inputs are none that the op tells
-    apart (`cosine_embedding_loss` is 0 for labels that are not 1 or -1).
+    They cannot if an output is the same number everywhere in all calls (`all` or a product of many random elements) but
+    another one for inputs of all ones or all zeros. Nor if an output with a gradient is the same number in all calls:
+    then the op does not distinguish random inputs (`cosine_embedding_loss` is 0 for labels other than 1 and -1).
     """
     made = tinies[0]
     inputs = len(made.tensors)
@@ -67,19 +69,19 @@ def is_told(text: str, tinies: Sequence[Tiny]) -> bool:
 
 
 def _is_one_number(output: int, calls: Sequence[Tiny]) -> bool:
-    """Whether all elements of an output, if it has any, are equal in all calls, to within what the executed check
-    forgives."""
+    """Whether all elements of an output are equal in all calls, within the tolerance of the executed check; True too if
+    it has no elements."""
     found = [_results(made, (_WHOLE,) * len(made.tensors)) for made in calls]
     values = [result[0,][output].flatten() for result in found if result is not None]
     every = torch.cat([v.to(torch.complex128 if v.is_complex() else torch.float64) for v in values or [torch.zeros(1)]])
-    if not len(every):  # nothing tells what has no elements
+    if not len(every):  # an empty output tells nothing
         return True
     return bool(((every - every[0]).abs() <= tolerance(values) * (1 + every[0].abs())).all())
 
 
 @lru_cache(maxsize=8)
 def _plain(made: Tiny) -> tuple[Tiny, ...]:
-    """The call on ones, and on zeros."""
+    """The call with all inputs ones, and with all inputs zeros."""
     return tuple(replace(made, tensors=[torch.full_like(t, n) for t in made.tensors]) for n in (1, 0))
 
 
@@ -88,7 +90,7 @@ _WHOLE = Layout((R,))
 
 @lru_cache(maxsize=64)
 def _results(made: Tiny, layouts: tuple[Layout, ...]) -> dict[Coordinate, list[torch.Tensor]] | None:
-    """The op's tensors on every rank; None where it refuses such pieces."""
+    """The op's output tensors on every rank; None if it raises on such pieces."""
     ranks = {}
     mesh = (made.ways,)
     with torch.no_grad():
@@ -97,7 +99,7 @@ def _results(made: Tiny, layouts: tuple[Layout, ...]) -> dict[Coordinate, list[t
             args, kwargs = LocalRun(made.node, leaves, ()).arguments()
             try:
                 result = callable_of(made.node)(*args, **kwargs)
-            except Exception:  # each op refuses in its own way
+            except Exception:  # an op may refuse its arguments with any kind of error
                 return None
             ranks[c] = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
     return ranks

@@ -1,8 +1,8 @@
-"""The search: which dims of a tiny call's tensors are one index, found by splitting them and looking.
+"""The search: finds by trial which dims of a tiny call's tensors are the same index.
 
-A candidate says for each tensor which of its dims holds a factor, whole (`a`), as the outer digit of a merged dim
-(`(a _)`) or as the inner one (`(_ a)`), and how results without it join. Candidates that shard most are tried first;
-one that holds claims its places, so that later ones need not be tried on them.
+A candidate says for each tensor which of its dims is a factor, or has it as the outer digit (`(a _)`) or the inner
+digit (`(_ a)`) of a merged dim, and how outputs without the factor are joined. Candidates that shard most tensors are
+tried first. One that holds occupies its places, so that later candidates that overlap with it are skipped.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from autopar.strategies.discovery.pieces import fits, is_told
 from autopar.strategies.discovery.tiny import Tiny
 from autopar.strategies.rule import ShardingRule
 
-_JOINS = ("", "whole idle", "mean", "max", "min")
-_MOST_CANDIDATES = 2000
-_MOST_OF_ONE_SIZE = 600
+_JOINS = ("", "whole idle", "mean", "max", "min")  # notes that are tried in this order; "" is a sum
+_MOST_CANDIDATES = 2000  # for one call
+_MOST_OF_ONE_SIZE = 600  # candidates for one factor size; beyond it, first merged dims are left out
 
 
 class Held(NamedTuple):
-    """Where one tensor holds a factor."""
+    """Where a tensor has a factor: as a whole dim, or as a digit of a merged one."""
 
     dim: int
     part: Literal["whole", "outer", "inner"]
@@ -36,14 +36,15 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One factor: its place in each tensor (inputs, then outputs), and the note on how results without it join."""
+    """One factor: its place in each tensor (inputs, then outputs), and the note on how outputs without it are
+    joined."""
 
     places: tuple[Held | None, ...]
     note: str = ""
 
 
 def find_rule(first: Tiny, trial: Try) -> str | None:
-    """The rule of the call, as text, from all factors that hold (`trial` tells); None where none does."""
+    """The rule of the call, as text, made of all factors that `trial` confirms; None if there is no such factor."""
     inputs = len(first.tensors)
     ranks = [len(shape) for shape in first.shapes]
     factors: list[Candidate] = []
@@ -60,17 +61,18 @@ def find_rule(first: Tiny, trial: Try) -> str | None:
         text = write(factors, ranks, inputs)
         if text is not None and trial(text):
             return str(ShardingRule.parse(_with_linearity(text, first, trial)))
-        factors.pop()  # the one that shards least
+        factors.pop()  # all together fail: drop the last one, which shards least
     return None
 
 
 def holds(text: str, tinies: Sequence[Tiny]) -> bool:
-    """Whether the rule passes the executed check on tiny calls, which tell enough, and splits the first at least."""
+    """Whether the rule passes the executed check on all tiny calls, these calls are telling (`is_told`), and at least
+    the first of them can be split by it."""
     return is_told(text, tinies) and all(_splits(text, made) > (0 if made is tinies[0] else -1) for made in tinies)
 
 
 def _splits(text: str, made: Tiny) -> int:
-    """How many ways of splitting the call were run and held; -1 where one did not, whatever the op raised on pieces."""
+    """How many strategies that split the call passed; -1 if one failed, be it by an error that the op raised."""
     inputs = len(made.tensors)
     try:
         bound = bind(ShardingRule.parse(text), made.shapes[:inputs], made.shapes[inputs:])
@@ -79,11 +81,13 @@ def _splits(text: str, made: Tiny) -> int:
         several = made.ways == 2 and len(bound.factors) > 1
         meshes = [(made.ways,), (made.ways, made.ways)] if several else [(made.ways,)]
         return sum(check(made.node, made.tensors, mesh, bound=bound, most=20) - 1 for mesh in meshes)
-    except Exception:  # pieces of a wrong split have shapes that the op refuses in its own way
+    except Exception:  # pieces of a wrong split may have shapes that the op refuses, with any kind of error
         return -1
 
 
 def _candidates(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
+    """Candidates in the order in which they are tried: those that shard most outputs and then most tensors first, and
+    among these, those with fewest merged dims."""
     found = set(itertools.islice(_all_places(made, inputs), _MOST_CANDIDATES))
 
     def rank(places: tuple[Held | None, ...]) -> tuple[int, int, int, str]:
@@ -95,7 +99,8 @@ def _candidates(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
 
 
 def _all_places(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
-    """Every choice of a place or none in each tensor, of one size; some input has it, and some tensor whole."""
+    """For every size: all choices of one place or none in each tensor, such that some input has the factor, and some
+    tensor has it as a whole dim."""
     for size in sorted({n for shape in made.shapes for n in shape if n > 1}, reverse=True):
         options: list[list[Held | None]] = []
         for shape in made.shapes:
@@ -115,7 +120,7 @@ def _all_places(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
 
 
 def write(factors: Sequence[Candidate], ranks: Sequence[int], inputs: int) -> str | None:
-    """The rule with these factors; None where two of them want the same place.
+    """The rule with these factors as text; None if two of them need the same place.
 
     >>> whole, outer = Held(0, "whole"), Held(0, "outer")
     >>> write([Candidate((outer, whole)), Candidate((Held(1, "whole"), None), "max")], [2, 1], 1)
@@ -144,7 +149,7 @@ def write(factors: Sequence[Candidate], ranks: Sequence[int], inputs: int) -> st
 
 
 def _with_linearity(text: str, first: Tiny, trial: Try) -> str:
-    """The rule with the most that can be said of partial values passing through it."""
+    """The rule with the strongest note on linearity that `trial` confirms, so that partial values can pass."""
     if not all(tensor.is_floating_point() for tensor in output_tensors(first.node)):
         return text
     floating = [i for i, tensor in enumerate(first.tensors) if tensor.is_floating_point()]

@@ -1,8 +1,8 @@
-"""A node's call with tiny tensors in place of its own: the same op, ranks and constants, other sizes.
+"""A node's call with tiny tensors in place of its own: the same op, numbers of dims and constants, but other sizes.
 
-Sizes that are equal stay equal, since they may have to be. How the others hang together is not known, so several ways
-to shrink them are tried, from the freest to leaving everything as it is, until the op runs and its outputs have the
-shapes that the tiny sizes imply.
+Sizes that are equal stay equal, since the op may require it. How the others depend on each other is not known, so
+several ways of shrinking are tried, from the freest to leaving every size as it is, until the op runs and its outputs
+have the shapes that the tiny sizes imply.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from autopar.graph import output_tensors
 from autopar.strategies.arguments import tensors, value
 from autopar.strategies.examples import callable_of, example
 
-PRIMES = (3, 2, 5, 7, 11, 13, 17, 19)
+PRIMES = (3, 2, 5, 7, 11, 13, 17, 19)  # a different one for each size, so that sizes are told apart
 _MOST_ELEMENTS = 1 << 17  # of one tiny tensor
-_COUNTS = 4  # ints up to this are counts and flags, and not sizes, when they are no dims
+_COUNTS = 4  # int arguments up to this are taken for dims, counts and flags, and never for sizes
 
 
 class NotTiny(Exception):
@@ -31,15 +31,16 @@ class NotTiny(Exception):
 
 
 class Unrepeatable(NotTiny):
-    """The op does not do the same for the same, or for what has the same shapes."""
+    """The op's results differ between equal calls, or their shapes between calls of equal shapes."""
 
 
 @dataclass(frozen=True)
 class Shrinking:
-    """One way to make sizes tiny: sizes up to `kept` stay.
+    """One way to make sizes tiny; sizes up to `kept` stay as they are.
 
-    `products`: multiples stay multiples; `ints`: arguments that are sizes become tiny too; `counts`: sizes that are
-    multiples of an argument stay so. `chances`: numbers are between 0 and 1, as the op takes no others.
+    `products`: a size that is a small multiple of another one stays this multiple. `ints`: int arguments that equal a
+    size are replaced too. `counts`: a size that is a multiple of an int argument stays a multiple of it. `chances`: the
+    floating inputs are drawn between 0 and 1, for ops that accept no other numbers.
 
     >>> Shrinking(1).sizes([8, 512, 1024], ways=2, turn=0)
     {8: 12, 512: 8, 1024: 20}
@@ -56,9 +57,9 @@ class Shrinking:
     chances: bool = False
 
     def sizes(self, sizes: Sequence[int], ways: int, turn: int, given: Sequence[int] = ()) -> dict[int, int]:
-        """Each size with its tiny one: 2 * `ways` * a prime, so that a piece can still be halved by the op.
+        """The tiny size of each size: 2 * `ways` * a prime, so that the op can still halve a piece.
 
-        `given`: the ints among the arguments.
+        `turn`: with which prime to begin. `given`: the ints among the arguments.
         """
         tiny = {size: size for size in sizes if size <= self.kept}
         primes = (PRIMES[(i + turn) % len(PRIMES)] for i in itertools.count())
@@ -84,7 +85,8 @@ SHRINKINGS = (
 
 @dataclass(frozen=True, eq=False)
 class Tiny:
-    """A tiny call: its node and tensors, as the executed check takes them; equal to itself alone."""
+    """A tiny call: its node and tensors, as the executed check takes them, which splits it in `ways` pieces. Compared
+    by identity."""
 
     node: fx.Node
     tensors: list[torch.Tensor]
@@ -92,12 +94,12 @@ class Tiny:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the inputs, then of the outputs."""
+        """The shapes of the inputs, then of the outputs."""
         return tuple(tuple(t.shape) for t in (*self.tensors, *output_tensors(self.node)))
 
 
 def shrinking_of(node: fx.Node) -> Shrinking:
-    """The freest shrinking with which the op runs; NotTiny says why there is none."""
+    """The first (freest) shrinking with which the op runs; raises NotTiny with the reason if there is none."""
     problem: Exception = NotTiny("it has no tensor inputs")
     raised: list[Shrinking] = []
     for shrinking in itertools.chain(SHRINKINGS if tensors(node) else (), raised):
@@ -110,7 +112,7 @@ def shrinking_of(node: fx.Node) -> Shrinking:
             raise
         except NotTiny as error:
             problem = problem if shrinking.chances else error
-        except Exception as error:  # whatever the op raises at sizes, or numbers, that it does not take
+        except Exception as error:  # the op may refuse sizes or numbers with any kind of error
             if shrinking.chances:
                 continue
             raised.append(replace(shrinking, chances=True))
@@ -119,13 +121,13 @@ def shrinking_of(node: fx.Node) -> Shrinking:
 
 
 def tiny(node: fx.Node, shrinking: Shrinking, *, ways: int, turn: int, seed: int) -> Tiny:
-    """The op on tiny random tensors; raises what the op raises, or NotTiny where the tensors would not be tiny."""
+    """The op on tiny random tensors; raises what the op raises, or NotTiny if the tensors cannot be made tiny."""
     given = tensors(node)
     if any(t.is_complex() for t in given):
         raise NotTiny("it reads complex numbers")
     sizes = shrinking.sizes(_sizes(node), ways, turn, _ints(node))
     generator = torch.Generator().manual_seed(seed)
-    limit = min((n for n in sizes.values() if n > 1), default=ways) // ways  # an index that is right in every piece
+    limit = min((n for n in sizes.values() if n > 1), default=ways) // ways  # smaller indices are valid in every piece
     problem: Exception | None = None
     for dtype in (torch.float64, torch.float32):
 
@@ -168,7 +170,7 @@ def _ints(node: fx.Node) -> list[int]:
 
 
 def _plain(arguments: Any) -> Any:
-    """Arguments in ordinary tuples, lists and dicts; slices and sizes too can then be mapped."""
+    """Arguments with all containers as ordinary tuples, lists and dicts (`torch.Size` too), for `pytree.tree_map`."""
     if isinstance(arguments, Mapping):
         return {key: _plain(item) for key, item in arguments.items()}
     if isinstance(arguments, list):
@@ -191,7 +193,8 @@ def _drawn(
 
 
 def _check_outputs(node: fx.Node, made: Tiny, shrinking: Shrinking) -> None:
-    """Outputs are as many and have as many dims as the node's, and the sizes that the inputs' tiny ones imply."""
+    """Raise NotTiny unless the tiny outputs have as many dims as the node's, and the sizes that the inputs' tiny sizes
+    imply."""
     sizes = shrinking.sizes(_sizes(node), 2, 0, _ints(node))
     own, theirs = output_tensors(node), output_tensors(made.node)
     if any(t.is_complex() for t in own):
@@ -205,7 +208,7 @@ def _check_outputs(node: fx.Node, made: Tiny, shrinking: Shrinking) -> None:
 
 
 def _run_again(made: Tiny) -> list[torch.Tensor]:
-    """The results of the same call; Unrepeatable where it draws random numbers, or writes into its inputs."""
+    """The results of running the call again; Unrepeatable if it draws random numbers or writes into its inputs."""
     leaves = iter([t.detach().clone() for t in made.tensors])
     kept: list[torch.Tensor] = []
 
@@ -225,7 +228,7 @@ def _run_again(made: Tiny) -> list[torch.Tensor]:
 
 
 def _check_repeatable(first: Tiny, second: Tiny) -> None:
-    """Unrepeatable unless the op gives the same for the same, and the same shapes for these two calls."""
+    """Raise Unrepeatable unless equal calls have equal results, and the two calls have results of equal shapes."""
     if first.shapes != second.shapes:
         raise Unrepeatable("the shapes of its results depend on data")
     for made in (first, second):
@@ -235,9 +238,10 @@ def _check_repeatable(first: Tiny, second: Tiny) -> None:
 
 
 def describe(node: fx.Node) -> str:
-    """What a rule depends on: kinds and ranks of tensors, which sizes are equal, and constants.
+    """A key of all that a rule depends on: the tensors' kinds of dtype and numbers of dims, which sizes are equal, and
+    constants.
 
-    Sizes are numbered as they come, so one rule serves every batch size.
+    Sizes are numbered in order of appearance, so that one entry serves every batch size.
     """
     numbers: dict[int, int] = {}
 
@@ -259,6 +263,6 @@ def describe(node: fx.Node) -> str:
         return repr(item)
 
     arguments = value((node.args, node.kwargs))
-    pytree.tree_map_only(torch.Tensor, text, _plain(arguments))  # dims are numbered before arguments that may name them
+    pytree.tree_map_only(torch.Tensor, text, _plain(arguments))  # number the tensors' sizes first: ints may repeat them
     outputs = ", ".join(text(t) for t in output_tensors(node))
     return f"{text(arguments[0])} {text(arguments[1]) if arguments[1] else ''}-> {outputs}"

@@ -1,4 +1,4 @@
-"""How an op without a rule may be split: tried on tiny tensors, or remembered from when that was done."""
+"""Discovery of a rule for one call: from the cache of earlier results, or by trials on tiny tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from autopar.strategies.discovery.apart import Died, search_apart
 from autopar.strategies.discovery.search import find_rule, holds
 from autopar.strategies.discovery.tiny import NotTiny, Tiny, describe, shrinking_of, tiny
 
-_NUMBERS = 16  # of an output, at least, in the draws at one shape
+_NUMBERS = 16  # elements that each output has at least, over all draws of its inputs at one shape
 
-_known: dict[str, Found] = {}  # in this process: its rules have been run
+_known: dict[str, Found] = {}  # results of this process, whose rules are tested already
 
 
 class Found(NamedTuple):
@@ -30,10 +30,10 @@ class Found(NamedTuple):
 
 
 def discover(node: fx.Node) -> Found:
-    """The rule of the node's call, found by running it; also those of earlier processes are run before they are used.
+    """The rule of the node's call, found by running the op; a rule of an earlier process is tested again before use.
 
     The op runs on the CPU, on tensors of a few thousand elements, in float64 or float32. No rule is found for ops
-    whose results are random or whose shapes depend on data, that write into their inputs, or that do not run there.
+    whose results are random, whose shapes depend on data, that write into their inputs, or that do not run on the CPU.
     """
     if not is_on("AUTOPAR_DISCOVERY"):
         return Found(None, "discovery is off (AUTOPAR_DISCOVERY=0)")
@@ -67,20 +67,21 @@ def _found(node: fx.Node, key: str) -> Found:
 
 
 def trials(node: fx.Node) -> list[Tiny]:
-    """The op at two shapes, each with two draws of its inputs, and more where few numbers come of each; NotTiny where
-    it cannot be tried.
+    """The op at two shapes, each with two random draws of its inputs, or more if its outputs have few elements; raises
+    NotTiny if it cannot be tried.
 
-    One number is right by chance now and then: a sample of two points is the larger of them every other time.
+    With few elements a wrong rule may hold by chance: the one element that an op picks out of two is their maximum in
+    every other draw.
     """
     shrinking = shrinking_of(node)
     two = [tiny(node, shrinking, ways=2, turn=0, seed=seed) for seed in (1, 2)]
     fewest = min((t.numel() for t in output_tensors(two[0].node) if t.numel()), default=_NUMBERS)
     more = range(5, 3 + math.ceil(_NUMBERS / fewest))
     for seed in more:
-        with suppress(Exception):  # it may refuse some numbers that are drawn, as a quantile beyond 1
+        with suppress(Exception):  # the op may refuse some of the drawn numbers, such as a quantile beyond 1
             two.append(tiny(node, shrinking, ways=2, turn=0, seed=seed))
     try:
         three = [tiny(node, shrinking, ways=3, turn=3, seed=seed) for seed in (3, 4)]
-    except Exception:  # it takes only certain sizes: what is found holds for those
+    except Exception:  # the op accepts only certain sizes, so that one shape has to do
         three = []
     return [*two, *three]

@@ -1,4 +1,5 @@
-"""Fused attention: batch, heads (grouped or not) and "q" split; keys and the head's dim never."""
+"""Fused attention: batch, heads (grouped or not) and the query's sequence "q" can be split; keys and the head dim
+never."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from autopar.strategies.arguments import Writer, argument, tensors
 def attention(node: fx.Node) -> str:
     """`scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)`.
 
-    Causal attention on a part of the "q" shares the work evenly (`autopar.runtime.local.causal`) where fused kernels
-    take it. Elsewhere it needs a mask by global position and loses the causal kernel's saving.
+    Where the shapes suit the fused kernels, causal attention split on "q" balances the work among the ranks
+    (`autopar.runtime.local.causal`). Elsewhere it needs a mask by global position, and does not save the masked half.
     """
     query, key, val, *mask = tensors(node)
     lead = [f"b{k}" for k in range(query.dim() - 3)] + (["h"] if query.dim() > 2 else [])

@@ -1,4 +1,4 @@
-"""Random numbers drawn in the shape of a tensor: by global index, so that every split draws the same ones."""
+"""Random numbers in the shape of a tensor: drawn by global index, so that they are the same for every sharding."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ DRAWN = "... -> ... | @drawn always"
 
 
 def in_place(node: fx.Node) -> str | None:
-    """`apply_inplace(method, base, *options)`: methods that write random numbers over a tensor."""
+    """`apply_inplace(method, base, *options)`: methods that fill a tensor with random numbers."""
     by_counter = node.args[0] in ("uniform_", "normal_", "bernoulli_", "exponential_")
     return DRAWN if by_counter and len(tensors(node)) == 1 else None
 
 
 def bernoulli(node: fx.Node) -> str | None:
-    """Each element with its own chance; a number for all of them stands in their place."""
+    """`bernoulli(input)`: each element of a floating input is the probability of its own draw."""
     return DRAWN if value(node.args[0]).is_floating_point() else None
 
 

@@ -1,4 +1,4 @@
-"""Ops that act on each element, with broadcasting: one rule and lists of names."""
+"""Elementwise ops with broadcasting: one rule for long lists of names."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ EACH = "[...]* -> ..."
 
 
 def addition(node: fx.Node) -> str:
-    """Sums of tensors pass partial values; a sum with a number only partial gradients."""
+    """A sum of two tensors passes partial values; a sum with a number passes only partial gradients."""
     return f"{EACH} | {'linear' if len(tensors(node)) == 2 else 'affine'}"
 
 
 def product(node: fx.Node) -> str:
-    """Linear in each factor alone."""
+    """Linear in each operand while the other is fixed."""
     return f"{EACH} | {'linear:0 linear:1' if len(tensors(node)) == 2 else 'linear'}"
 
 
 def quotient(node: fx.Node) -> str:
-    """Linear in what is divided, if it is not rounded."""
+    """Linear in the dividend, unless the result is rounded."""
     if argument(node, "rounding_mode", 3) is not None or not isinstance(node.args[0], fx.Node):
         return EACH
     return f"{EACH} | linear:0"
@@ -34,32 +34,32 @@ def prelu(node: fx.Node) -> str:
 
 
 def where(node: fx.Node) -> str:
-    """Linear in the two choices together, and in one where the other is zero."""
+    """Jointly linear in the two choices, or in one of them if the other is zero."""
     if len(tensors(node)) == 3:
         return f"{EACH} | linear:1+2"
     return f"{EACH} | linear:1" if 0 in node.args[1:] else EACH
 
 
 def masked_fill(node: fx.Node) -> str:
-    """Linear where the masked elements become zero."""
+    """Linear if the masked elements become zero."""
     return f"{EACH} | linear:0" if is_zero(argument(node, "value", 2)) else EACH
 
 
 def dropout(node: fx.Node) -> str:
-    """In training the mask is drawn by global index, so that every split draws the same one."""
+    """In training the mask is drawn by global index, so that it is the same for every sharding."""
     training = argument(node, "training", 2, True)
     random = training and argument(node, "p", 1, 0.5) > 0
     return "... -> ... | linear @dropout always" if random else "... -> ... | linear"
 
 
 def type_as(node: fx.Node) -> str:
-    """Only the dtype of the second tensor counts."""
+    """A cast: of the second tensor, if there is one, only the dtype is used."""
     other = " ".join("_" * tensors(node)[1].dim()) if len(tensors(node)) == 2 else None
     return "... -> ... | linear" if other is None else f"..., {other} -> ... | linear:0"
 
 
 def glu(node: fx.Node) -> str:
-    """One half of a dim gates the other: what splits is an index of both halves."""
+    """One half of a dim gates the other, so the index within a half is what can be split."""
     names = letters(len(input_shape(node)))
     dim = argument(node, "dim", 1, -1) % len(names)
     before = " ".join(f"(half=2! {n})" if i == dim else n for i, n in enumerate(names))
@@ -67,12 +67,13 @@ def glu(node: fx.Node) -> str:
 
 
 def one_hot(node: fx.Node) -> str | None:
-    """A new last dim; its length must be given, else it depends on data."""
+    """Adds a last dim, whose length must be given: otherwise it would depend on data."""
     return "... -> ... _" if argument(node, "num_classes", 1, -1) > 0 else None
 
 
 def masked_scatter(node: fx.Node) -> str:
-    """`masked_scatter(input, mask, source)`: which element of the source goes where is told by the whole mask."""
+    """`masked_scatter(input, mask, source)`: mask and source stay whole, since where an element of the source goes
+    depends on the whole mask."""
     _, mask, source = tensors(node)
     return f"..., {'_ ' * mask.dim()}, {'_ ' * source.dim()} -> ... | linear:0+2 @masked_scatter"
 
@@ -99,7 +100,7 @@ RULES: dict[str, str | Writer] = {
     "prelu": prelu,
     "to type type_as int long bool": type_as,
     "where": where,
-    "lerp addcdiv": f"{EACH} | linear:0+1",  # the ends; what is added to and what is divided
+    "lerp addcdiv": f"{EACH} | linear:0+1",  # of lerp start and end, of addcdiv the summand and the dividend
     "addcmul": f"{EACH} | linear:0+1 linear:0+2",
     "masked_fill": masked_fill,
     "dropout dropout1d dropout2d dropout3d": dropout,

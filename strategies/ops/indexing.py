@@ -1,4 +1,4 @@
-"""Looking up and writing by index along a dim, which stays whole."""
+"""Ops that read or write by index along a dim; this dim stays whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from autopar.strategies.arguments import (
 
 
 def gather(node: fx.Node) -> str:
-    """`gather(input, dim, index)`: every dim of the index but `dim` runs along the input's; it may be shorter there."""
+    """`gather(input, dim, index)`: all dims but `dim` are shared by input and index, if they are equally long in both
+    (the index may be shorter)."""
     before, index = input_shape(node, 0), input_shape(node, 1)
     dim = argument(node, "dim", 1) % max(len(before), 1)
     names = [n if i != dim and before[i] == index[i] else "_" for i, n in enumerate(letters(len(before)))]
@@ -27,7 +28,8 @@ def gather(node: fx.Node) -> str:
 
 
 def take_along(node: fx.Node) -> str | None:
-    """`take_along_dim(input, indices, dim)`: as `gather`; other dims broadcast, without `dim` all are one."""
+    """`take_along_dim(input, indices, dim)`: as `gather`, but other dims broadcast. Without `dim` the input is
+    flattened, and there is no rule."""
     before, index = input_shape(node, 0), input_shape(node, 1)
     dim = argument(node, "dim", 2)
     if dim is None:
@@ -52,7 +54,8 @@ def index_select(node: fx.Node) -> str:
 
 
 def scatter(node: fx.Node) -> str:
-    """`scatter(input, dim, index, source or value)`: dims other than `dim` in which index and source are as long."""
+    """`scatter(input, dim, index, source or value)`: splits dims other than `dim` in which index and source are as long
+    as the input."""
     before, index, *source = (input_shape(node, i) for i in range(len(tensors(node))))
     dim = argument(node, "dim", 1) % max(len(before), 1)
     same = [i != dim and all(s[i] == n for s in (index, *source)) for i, n in enumerate(before)]
@@ -64,7 +67,7 @@ def scatter(node: fx.Node) -> str:
 
 
 def index_write(node: fx.Node) -> str:
-    """`index_add(input, dim, index, source)` and its like: all dims but `dim`."""
+    """`index_add(input, dim, index, source)` and similar ops: all dims but `dim` can be split."""
     names = letters(len(input_shape(node)))
     dim = argument(node, "dim", 1) % max(len(names), 1)
     side = " ".join("_" if i == dim else n for i, n in enumerate(names))
@@ -74,7 +77,8 @@ def index_write(node: fx.Node) -> str:
 
 
 def pad(node: fx.Node) -> str:
-    """Dims that grow stay whole; zeros may be added to summands, and each part of a reflected one is linear."""
+    """Padded dims stay whole. Padding by zeros or by copies (reflect, replicate) is linear, by another number
+    affine."""
     before, after = input_shape(node), tuple(node.meta["val"].shape)
     names = letters(len(before))
     given = argument(node, "pad", 1)
@@ -85,10 +89,10 @@ def pad(node: fx.Node) -> str:
 
 
 def new_tensor(node: fx.Node) -> str:
-    """`new_zeros` and its like take only dtype and device from their tensor.
+    """`new_zeros` and similar ops take only dtype and device from their tensor.
 
-    But a dim as long as one of that tensor's is mostly the same index, and split with it: the new one is not made whole
-    on every rank.
+    But a dim that is as long as one of that tensor's dims is mostly the same index. It is split with it, so that not
+    every rank has to make the whole new tensor.
     """
     before, after = input_shape(node), tuple(node.meta["val"].shape)
     names = letters(len(before))
@@ -103,13 +107,13 @@ def new_tensor(node: fx.Node) -> str:
 
 
 def filled(node: fx.Node) -> str:
-    """`zeros` and its like, of which each rank makes its part."""
+    """`zeros` and similar ops: each rank makes its part."""
     names = letters(len(node.meta["val"].shape))
-    return f"[]? -> {' '.join(names)}{' | ' + ', '.join(f'{n} @shape' for n in names) if names else ''}"  # of no tensor
+    return f"[]? -> {' '.join(names)}{' | ' + ', '.join(f'{n} @shape' for n in names) if names else ''}"  # no input
 
 
 def searchsorted(node: fx.Node) -> str | None:
-    """`searchsorted(sequence, values, sorter)`: places in one sequence, or in that of the same row."""
+    """`searchsorted(sequence, values, sorter)`: one sequence for all values, or one for each row of values."""
     one = len(input_shape(node)) == 1
     rows, values = ("n!", "...") if one else ("... n!", "... m")
     after = values if len(tensors(node)) > 1 and output_shapes(node)[0] else ""
@@ -119,7 +123,7 @@ def searchsorted(node: fx.Node) -> str | None:
 
 
 def positions(node: fx.Node) -> str:
-    """`nonzero_static`: the first ones of the whole tensor."""
+    """`nonzero_static`: the first nonzero elements of the whole tensor, so that nothing can be split."""
     return f"{' '.join('_' * len(input_shape(node)))} -> _ _"
 
 

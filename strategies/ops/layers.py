@@ -9,7 +9,7 @@ from autopar.strategies.arguments import Writer, argument, by_name, integers, le
 
 
 def over_last_dims(signature: str) -> Writer:
-    """A norm over the last dims, as many as `normalized_shape` has."""
+    """A writer for a norm over as many last dims as `normalized_shape` has; these stay whole."""
 
     def write(node: fx.Node) -> str | None:
         shape = integers(node, "normalized_shape", 1)
@@ -20,7 +20,8 @@ def over_last_dims(signature: str) -> Writer:
 
 
 def layer_norm_backward(node: fx.Node) -> str | None:
-    """The gradient of the input alone, as derivatives by inputs have it; linear in that of the output."""
+    """If only the gradient of the input is computed (derivatives with respect to inputs): linear in the output's
+    gradient."""
     if list(argument(node, "output_mask", 7)) != [True, False, False]:
         return None
     inside = range(len(argument(node, "normalized_shape", 2)))
@@ -32,10 +33,10 @@ def layer_norm_backward(node: fx.Node) -> str | None:
 
 
 def batch_norm(node: fx.Node) -> str | None:
-    """In training the statistics are those of the whole batch; in eval each element stands alone.
+    """In training the statistics are those of the whole batch; in eval the op is elementwise.
 
-    The running statistics are written in training, and stay whole for it: channels split only where there are none.
-    The spatial dims stay whole as for the convolutions around.
+    Training writes the running statistics, which have to stay whole for this: channels can be split only without them.
+    The spatial dims stay whole, as in the convolutions around the norm.
     """
     training, place = argument(node, "training", 5, False), _place(node, F.batch_norm)
     channel = "c!" if training and argument(node, "running_mean", place) is not None else "c"
@@ -48,15 +49,14 @@ def batch_norm(node: fx.Node) -> str | None:
 
 
 def _place(node: fx.Node, function: object) -> int:
-    """Where a norm has its running statistics: torch's own, other than its functional ones, behind weight and bias."""
+    """The position of a norm's running statistics: 1 in `torch.nn.functional`, 3 (after weight and bias) in `torch`."""
     return 1 if node.target is function else 3
 
 
 def instance_norm(node: fx.Node) -> str:
-    """Each channel of each sample by itself.
+    """Normalises each channel of each sample by itself.
 
-    Running statistics are written in training, as the mean over the whole batch, and stay whole for it as those of
-    `batch_norm`.
+    Training writes running statistics as the mean over the whole batch; they stay whole, as those of `batch_norm`.
     """
     place = _place(node, F.instance_norm)
     written = argument(node, "use_input_stats", 5, True) and argument(node, "running_mean", place) is not None
@@ -66,13 +66,13 @@ def instance_norm(node: fx.Node) -> str:
 
 
 def group_norm(node: fx.Node) -> str | None:
-    """Each sample by itself."""
+    """Normalises each sample by itself; channels stay whole."""
     signature = "input num_groups weight bias eps"
     return by_name(signature, "b c! ...!", input="b c! ...!", weight="c!", bias="c!")(node)
 
 
 def embedding(node: fx.Node) -> str | None:
-    """Rows of a table; on the vocabulary a masked lookup whose results are summed."""
+    """Looks up rows of a table. Split on the vocabulary, it is a masked lookup whose results are summed over ranks."""
     if argument(node, "sparse", 6, False):
         return None
     special = argument(node, "max_norm", 3) is not None or argument(node, "scale_grad_by_freq", 5, False)
@@ -83,8 +83,8 @@ def embedding(node: fx.Node) -> str | None:
 
 
 def embedding_bag(node: fx.Node) -> str | None:
-    """Bags of rows of a table. Where offsets say which ids are a bag, ids and bags stay whole: a part of them would
-    need other offsets."""
+    """Reduces bags of rows of a table. If offsets say where bags begin, ids and bags stay whole, because a part of them
+    would need other offsets."""
     if argument(node, "sparse", 7, False):
         return None
     signature = "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights"
@@ -96,10 +96,10 @@ def embedding_bag(node: fx.Node) -> str | None:
 
 
 def convolution(spatial: int, *, transposed: bool = False) -> Writer:
-    """Batch, output and input channels split (input channels leave a partial sum), groups where there are several.
+    """A convolution over `spatial` dims: batch, output and input channels can be split (input channels leave a partial
+    sum); with several groups, the groups instead of channels. The spatial dims stay whole.
 
-    The spatial dims stay whole. Transposed: the weight is (in, out / groups, ...), and `groups` stands behind
-    `output_padding`.
+    The weight of a transposed one is (in, out / groups, ...), and its argument `groups` follows `output_padding`.
     """
 
     def write(node: fx.Node) -> str | None:
@@ -107,7 +107,7 @@ def convolution(spatial: int, *, transposed: bool = False) -> Writer:
         groups = argument(node, "groups", 6, 1)
         batch = [] if unbatched else ["b"]
         blank = ["_"] * spatial
-        bias = len(tensors(node)) > 2  # not split off: a partial sum would get it once a rank
+        bias = len(tensors(node)) > 2  # still in the op: every rank would add it to its partial sum
         inside, outside = ("i!" if bias else "i", "o") if groups == 1 else (f"(g={groups} i)", f"(g={groups} o)")
         if groups == 1:
             weight = [inside, "o"] if transposed else ["o", inside]
@@ -121,20 +121,20 @@ def convolution(spatial: int, *, transposed: bool = False) -> Writer:
 
 
 def _grouped(text: str, groups: int) -> str:
-    """Groups split with their channels; within a group nothing does (its channels would mix with another's)."""
+    """Splits groups with their channels, but not the channels within a group (a part would mix with other groups)."""
     for name in ("i", "o"):
         text = text.replace(f"={groups} {name})", f"={groups} {name}!)").replace(f" {name} ", f" {name}! ")
     return f"{text} | g @groups"
 
 
 def interpolate(node: fx.Node) -> str:
-    """The spatial dims, which stay whole, change their lengths; every mode weighs its neighbours by place alone."""
+    """Changes the lengths of the spatial dims, which stay whole. Linear, since all modes weigh by position alone."""
     blank = " ".join("_" * (tensors(node)[0].dim() - 2))
     return f"b c {blank} -> b c {blank} | linear"
 
 
 def grid_sample(node: fx.Node) -> str:
-    """Samples and channels split, and the places that are asked for."""
+    """Samples, channels and the dims of the sampled grid can be split."""
     blank = " ".join("_" * (tensors(node)[0].dim() - 2))
     places = " ".join(letters(tensors(node)[0].dim() - 2))
     places = " ".join(f"p{name}" for name in places.split())
@@ -142,12 +142,12 @@ def grid_sample(node: fx.Node) -> str:
 
 
 def affine_grid(node: fx.Node) -> str:
-    """A grid for each sample; its size is told with the number of samples."""
+    """One grid for each sample; the size argument includes the number of samples."""
     return f"n _ _ -> n {' '.join('_' * (len(output_shapes(node)[0]) - 1))} | linear, n @shape"
 
 
 def pooling(spatial: int, *, notes: str = "") -> Writer:
-    """Windows over the last dims, which stay whole; with indices there are two outputs."""
+    """Pooling over the last `spatial` dims, which stay whole; with indices there are two outputs."""
 
     def write(node: fx.Node) -> str:
         blank = " ".join("_" * spatial)
@@ -158,9 +158,10 @@ def pooling(spatial: int, *, notes: str = "") -> Writer:
 
 
 def weight_norm(node: fx.Node) -> str | None:
-    """Directions and lengths of weights along one dim: each is made of what is at its place of that dim."""
+    """Weights from directions and lengths: each slice along `dim` is normalised by itself, so that `dim` can be
+    split."""
     rank, dim = len(output_shapes(node)[0]), argument(node, "dim", 2, 0)
-    if not 0 <= dim < rank:  # -1: one length for all
+    if not 0 <= dim < rank:  # -1: one length for the whole tensor
         return None
     direction, length = (" ".join("a" if k == dim else other for k in range(rank)) for other in ("_", "1"))
     return f"{direction}, {length} -> {direction} | linear:1"

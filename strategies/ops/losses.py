@@ -1,4 +1,4 @@
-"""Losses: batches and classes split; a mean divides by the global count."""
+"""Losses: batches and classes can be split; a mean divides by the global count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autopar.strategies.arguments import Writer, argument, tensors
 
 
 def _reduction(node: fx.Node) -> str | None:
-    """The `reduction` of a cross entropy; None where it is said in the words that torch has given up."""
+    """The `reduction` of a cross entropy; None if it is given by torch's deprecated arguments."""
     if argument(node, "size_average", 3) is not None or argument(node, "reduce", 5) is not None:
         return None
     return str(argument(node, "reduction", 6, "mean"))
@@ -31,7 +31,7 @@ def cross_entropy(node: fx.Node) -> str | None:
 
 
 def elementwise_loss(position: int) -> Writer:
-    """A loss of each element, then the reduction; `position` is that of `reduction` among the arguments."""
+    """A loss of each element, then a reduction. `position`: the place of `reduction` among the arguments."""
 
     def write(node: fx.Node) -> str | None:
         if any(argument(node, name, 99) is not None for name in ("size_average", "reduce")):
@@ -46,9 +46,9 @@ def elementwise_loss(position: int) -> Writer:
 
 
 def row_loss(position: int, text: str, weighted: str = "") -> Writer:
-    """A loss of each row, then the reduction at `position`; `text` says how rows `n` lie in the inputs.
+    """A loss of each row, then a reduction, whose argument is at `position`. `text`: the inputs' dims, with rows `n`.
 
-    `weighted`: what is said of linearity of all but means where the last of these, a weight, is given.
+    `weighted`: a note on linearity in the last input, a weight, used if that is given and the reduction is no mean.
     """
 
     def write(node: fx.Node) -> str | None:
@@ -69,7 +69,7 @@ def row_loss(position: int, text: str, weighted: str = "") -> Writer:
 def nll(node: fx.Node) -> str | None:
     """`nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)`.
 
-    Of split classes each rank picks the labels that it holds, so that the loss is a sum over ranks.
+    If classes are split, each rank picks the labels that are among its classes, so that the loss is a sum over ranks.
     """
     logits, _, *weight = tensors(node)
     reduction = _reduction(node)
@@ -85,7 +85,8 @@ def nll(node: fx.Node) -> str | None:
 
 
 def divergence(node: fx.Node) -> str | None:
-    """`kl_div(input, target, size_average, reduce, reduction, log_target)`; "batchmean" divides by the rows alone."""
+    """`kl_div(input, target, size_average, reduce, reduction, log_target)`; "batchmean" divides by the number of
+    rows."""
     if argument(node, "size_average", 2) is not None or argument(node, "reduce", 3) is not None:
         return None
     reduction = argument(node, "reduction", 4, "mean")
@@ -95,9 +96,9 @@ def divergence(node: fx.Node) -> str | None:
 
 
 def ctc(node: fx.Node) -> str | None:
-    """`ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction)` on the batch.
+    """`ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction)`, split on the batch.
 
-    Targets that are put one after the other, and lengths that are no tensors, cannot be cut.
+    Concatenated targets, and lengths that are not tensors, cannot be split.
     """
     shapes = [t.dim() for t in tensors(node)]
     reduction = argument(node, "reduction", 5, "mean")

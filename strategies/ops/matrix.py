@@ -1,7 +1,7 @@
-"""Products: the contracted factor leaves a partial sum, and a partial operand a partial product.
+"""Products: splitting the contracted factor leaves a partial sum, and a partial operand gives a partial product.
 
-A product of low rank beside a frozen one (an adapter) can use this: `B (A x)` with `A x` a summand on each rank joins
-what the frozen product left, in one sum.
+An adapter, a low-rank product `B (A x)` beside a frozen one, can use the latter: with `A x` partial, its result is
+partial too, is added to the partial sum of the frozen product, and both are reduced at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EACH = " | linear:0 linear:1"
 
 
 def matmul(node: fx.Node) -> str:
-    """As `torch.matmul`: a 1-D operand is a vector, dims before the last two broadcast."""
+    """As `torch.matmul`: a 1-D operand is a vector, and dims before the last two are broadcast."""
     left, right = (len(input_shape(node, i)) for i in (0, 1))
     if left == 1 or right == 1:
         first, second = "k" if left == 1 else "... m k", "k" if right == 1 else "... k n"
@@ -23,12 +23,13 @@ def matmul(node: fx.Node) -> str:
 
 
 def linear(node: fx.Node) -> str:
-    """A bias that was not split off would be added once a rank to a partial sum."""
+    """With a bias that is still in the op, the contracted factor stays whole: every rank would add the bias to its
+    partial sum."""
     return f"... i, o i -> ... o{EACH}" if len(tensors(node)) == 2 else "... i!, o i!, o -> ... o"
 
 
 def einsum(node: fx.Node) -> str | None:
-    """The equation is the rule; an index that stands twice in one operand (a diagonal) stays whole."""
+    """The equation is the rule; an index that occurs twice in one operand (a diagonal) stays whole."""
     equation = value(node.args[0])
     if not isinstance(equation, str):
         return None
@@ -52,21 +53,22 @@ def einsum(node: fx.Node) -> str | None:
 
 
 def grouped_product(node: fx.Node) -> str | None:
-    """`grouped_mm(rows, weights, offs)`: rows in groups one after the other, each with a weight of its own.
+    """`grouped_mm(rows, weights, offs)`: consecutive groups of rows, each multiplied by its own weight.
 
-    Where a group begins is counted in all rows, so these stay whole; see `experts` for what splits them.
+    The offsets count all rows, so the rows stay whole; `routing.experts` is the op that can split them.
     """
     shapes = [t.dim() for t in tensors(node)]
     return "_ k, _ k n, _ -> _ n" if shapes == [2, 3, 1] else None
 
 
 def triangular(node: fx.Node) -> str | None:
-    """`solve_triangular(A, B)`: one solution for each column of B."""
+    """`solve_triangular(A, B)`: the columns of B, one solution each, can be split."""
     return "... _ _, ... _ n -> ... _ n | linear:1" if argument(node, "left", 3, True) else None
 
 
 def kron(node: fx.Node) -> str:
-    """A dim of the result is one of the left operand and, inside, one of the right; the last dims are those of both."""
+    """A dim of the result merges one of the left operand (outer) and one of the right (inner), aligned at the last
+    dim."""
     left, right = ([f"{side}{i}" for i in range(len(input_shape(node, k)))] for k, side in enumerate("ab"))
     rank = max(len(left), len(right))
     pairs = zip([""] * (rank - len(left)) + left, [""] * (rank - len(right)) + right, strict=True)
@@ -87,5 +89,5 @@ RULES: dict[str, str | Writer] = {
     "cdist": "... m d!, ... n d! -> ... m n",
     "grouped_mm": grouped_product,
     "linalg_solve_triangular": triangular,
-    "linalg_cholesky": "... _ _ -> ... _ _",  # not of any matrix: not of those that an op without a rule is tried on
+    "linalg_cholesky": "... _ _ -> ... _ _",  # discovery cannot find it: a random matrix is not positive definite
 }

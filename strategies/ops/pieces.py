@@ -1,7 +1,8 @@
-"""Cutting and joining along a dim: split, chunk, unbind, slices; cat, stack.
+"""Ops that cut or join along a dim: split, chunk, unbind, slices; cat, stack.
 
-Where all the cuts of a dim are multiples of a unit, the dim is `(count unit)`: the unit splits, strided, in every
-piece. So the output of a fused qkv projection is sharded on heads, and its three pieces with it.
+If all cuts of a dim are at multiples of a unit, the dim is read as `(count unit)`, and the unit can be split, as a
+strided shard, in the whole and in every piece. So the output of a fused qkv projection and its three pieces are sharded
+on heads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autopar.strategies.arguments import Writer, argument, input_shape, is_zero,
 
 
 def split(notes: str) -> Writer:
-    """Pieces along `dim`, of equal lengths or not."""
+    """A writer for ops that cut `dim` into pieces of equal or different lengths."""
 
     def write(node: fx.Node) -> str:
         whole, pieces = input_shape(node), output_shapes(node)
@@ -32,7 +33,7 @@ def split(notes: str) -> Writer:
 
 
 def cat(node: fx.Node) -> str:
-    """Operands one after the other along `dim`; torch skips empty ones, which may be 1-D (a cache's first)."""
+    """Operands one after the other along `dim`; torch skips empty ones, which may be 1-D (an empty cache at first)."""
     parts, whole = [tuple(t.shape) for t in tensors(node)], output_shapes(node)[0]
     dim = argument(node, "dim", 1, argument(node, "axis", 1, 0)) % len(whole)
     full = [i for i, part in enumerate(parts) if 0 not in part]
@@ -42,14 +43,14 @@ def cat(node: fx.Node) -> str:
     for i, part in enumerate(parts):
         if i in full:
             before.append(_units(names, dim, unit, part[dim]))
-        else:  # nothing of it lies anywhere; but where it lies as the others do, nothing has to be moved
+        else:  # an empty operand; if its dims are those of the others, it has their layout and needs no conversion
             before.append(_hidden(names, dim) if len(part) == len(whole) else " ".join("_" * len(part)))
     together = "+".join(map(str, full))
     return f"{', '.join(before)} -> {_units(names, dim, unit, whole[dim])}{f' | linear:{together}' if full else ''}"
 
 
 def _units(names: Sequence[str], dim: int, unit: int, length: int) -> str:
-    """The dims `names` with dim `dim` cut into units."""
+    """The text of the dims `names`, with dim `dim` as units (`(_ name=unit)`)."""
     cut = names[dim] if length == unit else f"(_ {names[dim]}={unit})"
     return " ".join(cut if i == dim else n for i, n in enumerate(names)) if unit > 1 else _hidden(names, dim)
 
@@ -59,7 +60,7 @@ def _hidden(names: Sequence[str], dim: int) -> str:
 
 
 def stack(node: fx.Node) -> str:
-    """Operands along a new dim."""
+    """Joins operands along a new dim, which stays whole."""
     parts, whole = tensors(node), output_shapes(node)[0]
     names = letters(parts[0].dim())
     dim = argument(node, "dim", 1, 0) % len(whole)
@@ -68,7 +69,7 @@ def stack(node: fx.Node) -> str:
 
 
 def unbind(node: fx.Node) -> str:
-    """One output for each index of a dim."""
+    """One output for each index of a dim, which stays whole."""
     names = letters(len(input_shape(node)))
     dim = argument(node, "dim", 1, 0) % len(names)
     rest = " ".join(n for i, n in enumerate(names) if i != dim)
@@ -76,14 +77,14 @@ def unbind(node: fx.Node) -> str:
 
 
 def select(node: fx.Node) -> str:
-    """One index of a dim."""
+    """Takes one index of a dim, which stays whole."""
     names = letters(len(input_shape(node)))
     dim = argument(node, "dim", 1) % len(names)
     return f"{_hidden(names, dim)} -> {' '.join(n for i, n in enumerate(names) if i != dim)} | linear"
 
 
 def narrow(node: fx.Node) -> str:
-    """A run of indices of a dim."""
+    """Takes a range of indices of a dim; a start that is not a known number leaves every dim whole."""
     shape = input_shape(node)
     names = letters(len(shape))
     dim, start = argument(node, "dim", 1) % len(shape), argument(node, "start", 2)
@@ -95,7 +96,7 @@ def narrow(node: fx.Node) -> str:
 
 
 def _slice(name: str, length: int, start: int, taken: int, step: int) -> tuple[str, str]:
-    """A dim before and after `start::step`, `taken` long."""
+    """The text of a dim before and after the slice `start::step` of `taken` elements."""
     if taken == length and step == 1:
         return name, name
     if step > 1:
@@ -108,10 +109,10 @@ def _slice(name: str, length: int, start: int, taken: int, step: int) -> tuple[s
 
 
 def windows(node: fx.Node) -> str:
-    """`Tensor.unfold(dim, size, step)`: windows of a dim, their elements last.
+    """`Tensor.unfold(dim, size, step)`: windows of a dim; the elements of a window become the last dim.
 
-    `F.unfold(input, kernel)`: blocks of pictures, whose own dims stay whole; channels are the outer part of the
-    columns' dim.
+    `F.unfold(input, kernel)`: blocks of images as columns. The spatial dims stay whole; channels are the outer digit of
+    the dim of a column's elements.
     """
     rank = len(input_shape(node))
     names = letters(rank)
@@ -123,13 +124,14 @@ def windows(node: fx.Node) -> str:
 
 
 def fold(node: fx.Node) -> str:
-    """`F.fold(input, output_size, kernel)`: blocks are summed into pictures; see `windows`."""
+    """`F.fold(input, output_size, kernel)`: sums blocks into images, the reverse of `windows`."""
     batch = "b " if len(input_shape(node)) == 3 else ""
     return f"{batch}(c _) _ -> {batch}c _ _ | linear"
 
 
 def getitem(node: fx.Node) -> str | None:
-    """Numbers, slices, None and ellipsis cut; tensors of integers look up, their dims going where torch puts them."""
+    """`tensor[key]`: numbers, slices, None and ellipsis cut; integer tensors look up, and their dims go where torch
+    puts them."""
     found = _indexed(input_shape(node), node.args[1])
     if found is None:
         return None
@@ -140,10 +142,11 @@ def getitem(node: fx.Node) -> str | None:
 
 
 def write(node: fx.Node) -> str | None:
-    """`base` after `base[key] = value`, in functionalised graphs: dims that the key leaves whole split in all three.
+    """`base` after `base[key] = value`, in functionalised graphs. Dims that the key takes whole can be split, in the
+    base, the value and the result.
 
-    Tensors in the key stay whole: pieces of them would each be written into a copy of the whole base, whose sum is no
-    write. Linear in base and value together, and in the base alone where zero is written.
+    Tensors in the key stay whole: pieces of them would be written into copies of the whole base on several ranks, and
+    these copies could not be joined. Jointly linear in base and value, or in the base if zero is written.
     """
     mask = node.args[1][0] if isinstance(node.args[1], (tuple, list)) and len(node.args[1]) == 1 else node.args[1]
     if _is_tensor(mask) and value(mask).dtype == torch.bool:
@@ -161,14 +164,14 @@ def write(node: fx.Node) -> str | None:
 
 
 def _written(node: fx.Node, last: int) -> str:
-    """What of a write is linear; `last`: which tensor the value is, if it is one."""
+    """The note on a write's linearity; `last`: the number of the value among the tensors, if it is a tensor."""
     if _is_tensor(node.args[2]):
         return f" | linear:0+{last}"
     return " | linear:0" if is_zero(node.args[2]) else ""
 
 
 def _masked_write(node: fx.Node, masked: int) -> str | None:
-    """`base[mask] = value`: the mask's dims too, if the value is the same wherever the mask is true."""
+    """`base[mask] = value`: the mask's dims can be split too if the value does not run along them; else no rule."""
     names = letters(len(input_shape(node)))
     texts = [names, names[:masked]]
     if _is_tensor(node.args[2]):
@@ -180,7 +183,8 @@ def _masked_write(node: fx.Node, masked: int) -> str | None:
 
 
 def index_put(node: fx.Node) -> str | None:
-    """`index_put(input, indices, values)`: the dims behind those that are indexed; linear in both together."""
+    """`index_put(input, indices, values)`: splits the dims after the indexed ones; jointly linear in input and
+    values."""
     given = argument(node, "indices", 1)
     if any(i.dtype == torch.bool for i in given):
         return None
@@ -195,7 +199,7 @@ def index_put(node: fx.Node) -> str | None:
 def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list[list[str]]] | None:
     """The dims of a tensor, those of `tensor[key]`, and those of the tensors in the key.
 
-    None where a mask is in the key: the result's shape depends on data.
+    None if there is a mask in the key, since the result's shape then depends on data, or a key that is not supported.
     """
     index: list[Any] = list(key) if isinstance(key, (tuple, list)) else [key]
     index = [i if _is_tensor(i) else value(i) for i in index]
@@ -226,7 +230,7 @@ def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list
         else:
             before.append("_")
             places += [] if isinstance(i, int) else [len(after)]
-    if places:  # torch takes numbers and slices first; the looked-up dims go to the front if a dim lies between them
+    if places:  # as in torch: the looked-up dims go to the front if another dim lies between the indexed ones
         position = places[0] if len(set(places)) == 1 else 0
         after[position:position] = looked_up
     return before, after, [looked_up[len(looked_up) - len(s) :] for s in shapes]

@@ -1,4 +1,4 @@
-"""Recurrent layers: sequences side by side split, time and features stay whole."""
+"""Recurrent layers: the batch can be split; time and features stay whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ def recurrent(states: int) -> Writer:
     """`lstm` (two states), `gru`, `rnn_tanh`, `rnn_relu` (one), as `torch.nn` calls them.
 
     `(input, states, weights, has_biases, layers, dropout, training, bidirectional, batch_first)`; packed sequences have
-    another signature. With dropout between layers these run one by one: the kernel would draw a mask of its own.
+    another signature and no rule. With dropout between layers, local code runs the layers one by one, because the fused
+    kernel would draw its own mask.
     """
 
     def write(node: fx.Node) -> str | None:

@@ -1,4 +1,4 @@
-"""Reductions, and ops along one dim that keep it whole."""
+"""Reductions, and ops along one dim that need it whole."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from autopar.strategies.arguments import (
 
 
 def reduction(notes: str, *, factor_notes: str = "", split: bool = True, position: int = 1) -> Writer:
-    """A reduction over `dim` (default: all); `factor_notes` on each reduced factor; `split`: it can be cut.
+    """A reduction over `dim` (default: all dims). `factor_notes`: the notes on each reduced factor; `split`: whether
+    reduced factors can be split.
 
-    `position` is that of `dim` among the arguments.
+    `position` is the place of `dim` among the arguments.
     """
 
     def write(node: fx.Node) -> str:
@@ -40,14 +41,15 @@ def reduction(notes: str, *, factor_notes: str = "", split: bool = True, positio
 
 
 def extremum(node: fx.Node) -> str | None:
-    """`max` and `min`: of two tensors elementwise, of one tensor whole or along a dim (values and indices)."""
+    """`max` and `min`: of two tensors elementwise; of one tensor as a whole or along a dim (values and indices)."""
     if len(tensors(node)) == 2:
         return "..., ... -> ..."
     return reduction("", factor_notes="@extremum whole", split=len(output_shapes(node)) == 1)(node)
 
 
 def along(position: int = 1, notes: str = "", name: str = "dim", default: int | None = None) -> Writer:
-    """Along `dim`, which stays whole; all other dims split. Without a default, none given is all."""
+    """A writer for ops along `dim`, which stays whole; all other dims can be split. If no `dim` is given and there is
+    no default, all dims are meant."""
 
     def write(node: fx.Node) -> str:
         rank = len(input_shape(node))
@@ -59,7 +61,7 @@ def along(position: int = 1, notes: str = "", name: str = "dim", default: int | 
 
 
 def log_softmax(node: fx.Node) -> str | None:
-    """Along `dim`, over which the sum of exponentials is exchanged: what a loss does with classes on several ranks."""
+    """`dim` can be split: local code reduces the sum of exponentials over ranks, as a loss with split classes needs."""
     names = letters(len(input_shape(node)))
     dim = argument(node, "dim", 1)
     if dim is None or not names:
@@ -68,7 +70,7 @@ def log_softmax(node: fx.Node) -> str | None:
 
 
 def select_along(node: fx.Node) -> str:
-    """`topk` and `sort`: along a dim, of which some elements are kept."""
+    """`topk` and `sort`: the dim stays whole; values and indices have the same dims."""
     rank = len(input_shape(node))
     dim = argument(node, "dim", 2 if op_name(node) == "topk" else 1, -1)
     side = " ".join("_" if i == dim % rank else n for i, n in enumerate(letters(rank))) if rank else ""
@@ -76,7 +78,7 @@ def select_along(node: fx.Node) -> str:
 
 
 def histogram(node: fx.Node) -> str:
-    """Counts over parts add up where the bounds are given; else they are the whole tensor's."""
+    """Counts of parts add up if the bounds are given; otherwise the bounds are the extrema of the whole tensor."""
     given = argument(node, "min", 2, 0) < argument(node, "max", 3, 0)
     return "... -> _" if given else "...! -> _"
 

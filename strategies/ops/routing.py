@@ -1,4 +1,5 @@
-"""Experts of a mixture, as one op: split on tokens and, where their form is known, on experts, on both, or within."""
+"""Mixtures of experts, each one op: split on tokens and, where the experts' form is known, on experts, on both, or
+within an expert."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from autopar.strategies.arguments import Writer
 def experts(node: fx.Node) -> str | None:
     """`experts(hidden, index, weights, *parameters)`; see `leaves.experts` for the shapes.
 
-    On experts, each rank does what is routed to its own of all tokens, and the results are summands. On tokens and
-    experts at once, tokens go to the ranks of their experts and results come back. Within an expert, a bias of the
-    second product would be added once a rank.
+    Split on experts, each rank computes those of all tokens that are routed to its experts, and the results are partial
+    sums. Split on tokens and experts at once, tokens are sent to the ranks of their experts, and results back. Split
+    within an expert is only possible without a bias of the second product, which every rank would add.
     """
     target: Any = node.target
     names, options = target.names, target.options
@@ -32,7 +33,7 @@ def experts(node: fx.Node) -> str | None:
 
 
 def routed(node: fx.Node) -> str | None:
-    """`routed(hidden, routes, weights, *parameters)`; see `leaves.routed`: split on the tokens alone."""
+    """`routed(hidden, routes, weights, *parameters)`; see `leaves.routed`. It is split on tokens only."""
     target: Any = node.target
     code = "routed_drawn" if target.draws else "routed"
     operands = []

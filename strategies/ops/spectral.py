@@ -1,4 +1,4 @@
-"""Fourier transforms: along some dims, or in windows along the last one, which stay whole."""
+"""Fourier transforms along some dims, or in windows along the last one; the transformed dims stay whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def transform(node: fx.Node) -> str:
 
 
 def windowed(node: fx.Node) -> str | None:
-    """`stft(input, n_fft, hop_length, win_length, window, ...)`, and `istft`, of rows of a batch."""
+    """`stft(input, n_fft, hop_length, win_length, window, ...)` and `istft`: only the batch dim can be split."""
     shape, (made, *_) = input_shape(node), output_shapes(node)
     rows = len(shape) > (2 if op_name(node) == "istft" else 1)
     given, found = (" ".join(["b"] * rows + ["_"] * (len(side) - rows)) for side in (shape, made))

@@ -1,4 +1,4 @@
-"""Views and other ops that only move elements: factors are found from the shapes."""
+"""Views and other ops that only rearrange elements; their factors follow from the shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.strategies.arguments import Writer, argument, input_shape, integers
 
 
 def regroup(before: Sequence[int], after: Sequence[int]) -> str:
-    """The rule that reads `before` as `after` in row-major order.
+    """The rule of a view from shape `before` to shape `after`, both in row-major order.
 
     >>> regroup((2, 5, 24), (2, 5, 3, 8)), regroup((6, 4), (8, 3))
     ('a b (c=3 d=8) -> a b c d', '(a=2 _) _ -> (a=2 _) _')
@@ -43,7 +43,8 @@ def regroup(before: Sequence[int], after: Sequence[int]) -> str:
 
 
 def _group(before: Sequence[int], after: Sequence[int], names: count[int]) -> tuple[list[str], list[str]]:
-    """Dims of one product on both sides, cut into common factors where the cuts divide one another."""
+    """The text of dims with equal products on both sides: cut into common factors if each cut divides the next one;
+    otherwise only the greatest common divisor of the outermost dims is a factor."""
     cuts = sorted({math.prod(side[:k]) for side in (before, after) for k in range(1, len(side) + 1)})
     if any(b % a for a, b in pairwise(cuts)):
         common = math.gcd(before[0], after[0])
@@ -68,12 +69,12 @@ def _name(number: int) -> str:
 
 
 def view(notes: str) -> Writer:
-    """Any op that reads the elements in the same order in another shape."""
+    """A writer for ops that keep the order of the elements and change the shape."""
 
     def write(node: fx.Node) -> str | None:
         before, after = input_shape(node), output_shapes(node)[0]
         if math.prod(before) != math.prod(after) or 0 in before:
-            return None  # `view(dtype)` changes the number of elements
+            return None  # `view(dtype)` changes the number of elements; in an empty tensor no factor is known
         text = regroup(before, after)
         if op_name(node) in ("view_as", "reshape_as"):  # the second tensor gives the shape alone
             sides = text.partition(" -> ")
@@ -84,7 +85,7 @@ def view(notes: str) -> Writer:
 
 
 def permute(node: fx.Node) -> str:
-    """Dims in another order."""
+    """Puts the dims in another order."""
     names = letters(len(input_shape(node)))
     order = integers(node, "dims", 1)
     assert order is not None
@@ -92,7 +93,7 @@ def permute(node: fx.Node) -> str:
 
 
 def transpose(first: str, second: str) -> Writer:
-    """Two dims change places; `first` and `second` name the arguments."""
+    """A writer for ops that swap two dims; `first` and `second` are the arguments' names."""
 
     def write(node: fx.Node) -> str:
         names = letters(len(input_shape(node)))
@@ -106,7 +107,7 @@ def transpose(first: str, second: str) -> Writer:
 
 
 def reverse(last: bool) -> Writer:
-    """`.T`, `t()` turn all dims around; `.mT`, `.mH`, `adjoint` the last two."""
+    """`.T` and `t()` reverse all dims; `.mT`, `.mH` and `adjoint` swap the last two."""
 
     def write(node: fx.Node) -> str:
         names = letters(len(input_shape(node)))
@@ -116,7 +117,7 @@ def reverse(last: bool) -> Writer:
 
 
 def movedim(node: fx.Node) -> str:
-    """Some dims move to other places, the rest keep their order."""
+    """Moves some dims; the others keep their order."""
     rank = len(input_shape(node))
     names = letters(rank)
     source = [d % rank for d in _list(argument(node, "source", 1))]
@@ -134,7 +135,7 @@ def _reorder(before: Sequence[str], after: Sequence[str]) -> str:
 
 
 def expand(node: fx.Node) -> str:
-    """Dims of length one, and new dims in front, grow."""
+    """Expands dims of length one, and adds dims in front."""
     before, after = input_shape(node), output_shapes(node)[0]
     names = letters(len(after))
     shared = names[len(after) - len(before) :]
@@ -145,7 +146,7 @@ def expand(node: fx.Node) -> str:
 
 
 def diagonal(node: fx.Node) -> str:
-    """`diagonal(input, offset, dim1, dim2)`: of two dims, which stay whole, one is left, the last."""
+    """`diagonal(input, offset, dim1, dim2)`: the two dims, which stay whole, become one, the last."""
     rank = len(input_shape(node))
     along = {argument(node, "dim1", 2, 0) % rank, argument(node, "dim2", 3, 1) % rank}
     names = letters(rank)
@@ -154,7 +155,8 @@ def diagonal(node: fx.Node) -> str:
 
 
 def place_back(node: fx.Node) -> str:
-    """`slice_backward(grad, input_sizes, dim, ...)` and `select_backward`: zeros along a dim, but where it was read."""
+    """`slice_backward(grad, input_sizes, dim, ...)` and `select_backward`: puts the gradient into zeros along `dim`,
+    where forward has read."""
     after = output_shapes(node)[0]
     dim = argument(node, "dim", 2) % len(after)
     names = ["_" if i == dim else name for i, name in enumerate(letters(len(after)))]
@@ -163,7 +165,7 @@ def place_back(node: fx.Node) -> str:
 
 
 def repeat(node: fx.Node) -> str:
-    """`repeat` writes each dim several times over, the copies outermost."""
+    """`repeat` copies each dim several times; the copies are the outer digit."""
     before, after = input_shape(node), output_shapes(node)[0]
     names = letters(len(before))
     new = len(after) - len(before)
@@ -175,19 +177,20 @@ def repeat(node: fx.Node) -> str:
 
 
 def repeat_interleave(node: fx.Node) -> str | None:
-    """Each element several times over, the copies innermost; `repeats` a number and `dim` given."""
+    """Copies each element several times; the copies are the inner digit. Only if `repeats` is a number and `dim` is
+    given."""
     dim, times = argument(node, "dim", 2), argument(node, "repeats", 1)
     if dim is None or not isinstance(times, int):
         return None
     names = letters(len(input_shape(node)))
     after = list(names)
     after[dim] = f"({names[dim]} _)"
-    size = argument(node, "output_size", 3)  # which a shard has less of
+    size = argument(node, "output_size", 3)  # must be made smaller for a shard
     return f"{_reorder(names, after)}{f', {names[dim]} @shape' if size is not None else ''}"
 
 
 def strided(node: fx.Node) -> str:
-    """`as_strided` of a contiguous tensor, as it is in the trace, split along dims that it only passes through."""
+    """`as_strided` of a tensor that is contiguous in the trace: split along dims that it leaves as they are."""
     before, after = input_shape(node), output_shapes(node)[0]
     size, stride = (argument(node, name, place) for name, place in (("size", 1), ("stride", 2)))
     passed = dims_passed(before, size, stride, argument(node, "storage_offset", 3) or 0)

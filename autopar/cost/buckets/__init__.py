@@ -1,1 +1,1 @@
-"""Buckets of parameters: which collectives run as one, when they begin, and what they cost."""
+"""Buckets of parameters: which parameters share collectives, when these begin, and what they cost."""

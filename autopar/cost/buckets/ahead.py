@@ -1,12 +1,12 @@
-"""Which gathers begin ahead of use: the runtime and the simulator ask here.
+"""Which gathers begin ahead of use: shared by the runtime and the simulator.
 
-A collective of a bucket has to begin so early that there is compute to hide it, and no earlier, since what arrives
-takes memory. The compute between two buckets goes by the parameters that are read there, so it is told in their bytes.
-The last collective of a bucket of b bytes (as they are read) begins where those read from the next bucket on, but
-before it, are less than b / 2; the one before the last, if there are several one after another, as over two axes,
-where they are less than 2 b, and so on. So of equal buckets the next one is on its way, and of the one behind it all
-but the last collective; a small bucket in between, as of a block's norms, changes nothing. It is itself taken for as
-large as the one before it.
+A bucket's collective must begin so early that there is enough compute to hide it, but no earlier, since what arrives
+takes memory. The compute between two buckets is about proportional to the parameters that are read there, so it is
+measured in their bytes. Let b be the bytes of a bucket (as gathered), and d those of the buckets that are still to be
+read before it. Its last collective begins when d < b / 2. If it has several collectives, as over two axes, the one
+before the last begins when d < 2 b, and so on. So with equal buckets, the next bucket is being gathered, and of the one
+after it all but the last collective. A small bucket in between, such as that of a block's norms, does not change this;
+it counts as being as large as the one before it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
-_LAST, _EARLIER = 0.5, 1.5  # of a bucket's bytes; the results of earlier collectives take less memory
-_REACH = 2  # buckets by collectives that are looked at: many smaller ones do not add up to the time of a large one.
-# Those that are small beside the largest so far do not count there.
-_SMALL = 8  # times fewer bytes than the largest
+# How far ahead a collective begins, in parts of its bucket's bytes: the last one, and more for each one before it. The
+# results of earlier collectives take less memory.
+_LAST, _EARLIER = 0.5, 1.5
+# How many buckets are considered, for each collective of the bucket that has most: many small buckets do not give the
+# time that a large one needs. Buckets that are small (below) do not count.
+_REACH = 2
+_SMALL = 8  # a bucket is small if the largest so far has at least so many times its bytes
 
 
 class Gather(Protocol):
-    """A bucket that is gathered: how many collectives that takes, and its bytes as they are read."""
+    """A bucket that is gathered: its number of collectives, and its bytes as gathered."""
 
     @property
     def gathers(self) -> int: ...
@@ -34,9 +37,10 @@ Some = TypeVar("Some", bound=Gather)
 
 
 def due_ahead(here: Some, behind: Iterable[Some], longest: int, *, read: bool) -> Iterator[tuple[Some, int]]:
-    """Of the buckets `behind` one, in the order of their use, how many collectives of each are to have begun by now.
+    """Buckets whose gathers are due, each with how many of its collectives should have begun by now.
 
-    `longest`: the most collectives that any takes; `read`: whether the one before them, `here`, is there already.
+    `here`: the current bucket; `behind`: those after it, in the order of their use. `longest`: the most collectives
+    that any bucket has; `read`: whether `here` has arrived already.
     """
     last = largest = here.read_bytes
     before, seen = 0 if read else last, 0
@@ -46,7 +50,7 @@ def due_ahead(here: Some, behind: Iterable[Some], longest: int, *, read: bool) -
         if seen > _REACH * longest:
             return
         size = max(1, last, one.read_bytes)
-        later = max(0, 1 + math.floor((before / size - _LAST) / _EARLIER))  # of its collectives, that can wait
+        later = max(0, 1 + math.floor((before / size - _LAST) / _EARLIER))  # how many of its collectives can wait
         if later < one.gathers:
             yield one, one.gathers - later
         last = one.read_bytes

@@ -1,18 +1,18 @@
-"""Buckets: which parameters' collectives run as one, and what part of a bucket each parameter accounts for.
+"""Buckets: which parameters share collectives, and what part of a bucket each parameter is charged.
 
-A bucket lies within one region of the graph (a repeated block, or what lies between), or, where blocks are smaller than
-`LEAST_PART` of a bucket and not recomputed, within several neighbouring blocks of a repeat, whichever constraints tell
-these apart; so it does where its members are tiny and not gathered (`cost.buckets.tiny`). Its members are
-converted by collectives of the same kinds over the same axes in the same dtypes, in the order in which the graph first
-uses them. What exceeds `StepMemory.bucket_bytes`, or the region's largest parameter where that is larger (as far as
-`most_bucket_bytes`), is cut into buckets of about that size: a collective hides behind the ops that read the bucket
-before it, and a large bucket behind a small one's would not.
+A bucket lies within one region of the graph (a repeated block, or the nodes between two repeats). It spans several
+neighbouring blocks of a repeat, whatever constraints tell them apart, if the blocks are smaller than `LEAST_PART` of a
+bucket and not recomputed, or if its members are tiny and not gathered (`cost.buckets.tiny`). The members of a bucket
+are converted by the same kinds of collectives over the same axes in the same dtypes; they are in the order in which the
+graph first uses them. A bucket has about `StepMemory.bucket_bytes` at most, or the bytes of the region's largest
+parameter if that is larger (but not above `most_bucket_bytes`); what exceeds this is cut into several. The reason: a
+collective hides behind the ops that read the bucket before it, and those of a small bucket do not hide a large one.
 
-The latency of a bucket is priced by its members, so that a price belongs to one parameter and one pair of layouts: of
-the parameters that are read in one region alone, each pays its part of the elements of all that could share its bucket,
-or its bytes over those of a bucket where that is more, and one whole at most. Where all of them move alike, the parts
-add up to about the buckets that run; where they move in several ways, what is missing is added
-(`cost.buckets.latency`). Where small blocks are recomputed, some latency is not counted.
+A bucket's latency is charged to its members, so that a price belongs to one parameter and one pair of layouts. A
+parameter that only one region reads is charged its part of the elements of all parameters that could share its bucket,
+or its bytes over those of a bucket if that is more, but at most one whole latency. If all of them move in the same way,
+the parts add up to about the number of buckets; if they move in several ways, `cost.buckets.latency` adds what is
+missing. If small blocks are recomputed, some latency is not counted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from autopar.resharding.reshard import Move
 
 @dataclass
 class Conversion:
-    """A parameter as some ops want it, outside segments (-1) or in one, first of all by the node `first`.
+    """The conversion of a parameter to the layout that some ops want, outside recomputed segments (`segment` -1) or in
+    one. `first`: the first node that reads it.
 
-    `kept`: how many uses outside segments keep it for backward; `saved`: how many do, wherever; `replayed`: whether a
-    replay reads it; `enters`: whether a gradient comes back.
+    `kept`: the number of uses outside segments that save it for backward; `saved`: the number of all uses that do;
+    `replayed`: whether a replay reads it; `enters`: whether backward computes a gradient of it.
     """
 
     ref: TensorRef
@@ -55,7 +56,7 @@ class Conversion:
 
 @dataclass
 class Grouped:
-    """Conversions that are one bucket; `again`: those whose gathered copies backward needs."""
+    """The conversions of one bucket; `again`: those that backward gathers again."""
 
     members: list[Conversion] = field(default_factory=list)
 
@@ -71,12 +72,15 @@ class Grouped:
 def group(
     conversions: Sequence[Conversion], grouping: Grouping, memory: StepMemory, dtypes: Mapping[fx.Node, torch.dtype]
 ) -> list[Grouped]:
-    """The buckets of `conversions`, which come in the order of their first uses; `dtypes`: of the gradients' sums."""
+    """The buckets of `conversions`, which must be in the order of their first uses.
+
+    `dtypes`: for each parameter the dtype in which its gradients are summed.
+    """
     moving = [one for one in conversions if one.forward or one.backward]
     keys = [_key(one, grouping, memory, dtypes) for one in moving]
     again = {key for key, one in zip(keys, moving, strict=True) if one.kept and one.regather}
     alike: dict[tuple[object, ...], list[Conversion]] = {}
-    for key, one in zip(keys, moving, strict=True):  # what nobody keeps goes with what is gathered again
+    for key, one in zip(keys, moving, strict=True):  # what no op saves joins the bucket that is gathered again
         together = key in again and (one.regather or not one.kept)
         alike.setdefault((*key, together), []).append(one)
     found: list[Grouped] = []
@@ -84,7 +88,7 @@ def group(
         sizes = [memory.local_bytes(one.ref, one.wanted) for one in members]
         most, full = max(grouping.bucket_of(one.ref.node)[1] for one in members), 0
         found.append(Grouped())
-        for one, size in zip(members, sizes, strict=True):  # no bucket has more than `most`, or one member has
+        for one, size in zip(members, sizes, strict=True):  # no bucket exceeds `most`, unless one member does
             if full and full + size > most:
                 found.append(Grouped())
                 full = 0
@@ -96,7 +100,7 @@ def group(
 def _key(
     one: Conversion, grouping: Grouping, memory: StepMemory, dtypes: Mapping[fx.Node, torch.dtype]
 ) -> tuple[object, ...]:
-    """Equal for what can move together."""
+    """A key that is equal for conversions that can share a bucket."""
     ways = tuple(tuple((move.kind, move.axis) for move in moves) for moves in (one.forward, one.backward))
     tensor = tensor_of(one.ref)
     kinds = tensor.dtype, memory.stored_dtype(one.ref.node), dtypes[one.ref.node], tensor.requires_grad

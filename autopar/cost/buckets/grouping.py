@@ -1,6 +1,5 @@
-"""Which parameters may share buckets, by the graph alone, and what part of a bucket each accounts for.
-
-`cost.buckets.buckets` says what a bucket is.
+"""Which parameters may share buckets, and what part of a bucket each is charged, from the graph alone (before layouts
+are chosen). `cost.buckets.buckets` says what a bucket is.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stretch:
-    """The blocks of one repeat, or the nodes between two: `count` groups whose parameters fill `buckets` each."""
+    """The blocks of one repeat, or the nodes between two repeats: `count` groups of neighbouring blocks, whose
+    parameters fill `buckets` buckets each. `first`: the position of its first node."""
 
     first: int
     count: int
@@ -36,7 +36,8 @@ class Stretch:
 
 
 class Grouping:
-    """What the graph alone says about buckets, whatever is chosen."""
+    """What is known of buckets from the graph alone, whatever strategies are chosen. A region is a block of a repeat,
+    or the nodes between two repeats (`cost.structure.blocks.regions`)."""
 
     def __init__(self, memory: StepMemory, repeats: Sequence[Repeat]) -> None:
         nodes = list(memory.graph.nodes)
@@ -44,11 +45,11 @@ class Grouping:
         rows = regions(len(nodes), repeats)
         self._first = [row.first for row in rows]
         self._parts: dict[fx.Node, float] = {}
-        self._home: dict[fx.Node, int] = {}  # region in which a parameter is read first
+        self._home: dict[fx.Node, int] = {}  # the region in which a parameter is read first
         self._memory, self.repeats = memory, tuple(repeats)
         self.full_bytes = memory.bucket_bytes
         self._forms: dict[TensorRef, tuple[object, ...]] = {}
-        self.moved: dict[tuple[object, ...], Moving] = {}  # what `cost.memory.moving` has told already
+        self.moved: dict[tuple[object, ...], Moving] = {}  # a cache of `cost.memory.moving`
         self._divided: dict[frozenset[int], Grouping] = {}
         filled: dict[int, list[fx.Node]] = {}
         for node in nodes:
@@ -59,7 +60,7 @@ class Grouping:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
         self._first_reader: dict[int, int] = {}
-        self._sharing: dict[int, set[fx.Node]] = {}  # parameters that a region keeps, and others read
+        self._sharing: dict[int, set[fx.Node]] = {}  # parameters that a region saves and that other regions read too
         kept: list[set[fx.Node]] = [set() for _ in rows]
         for reader in {user for node in self._home for user in node.users if user.op != "output"}:
             refs, region = memory.inputs[reader], self.region(reader)
@@ -75,11 +76,12 @@ class Grouping:
         total = [sum(some) or 1 for some in bytes_of]
         full = [max(self.full_bytes, min(memory.most_bucket_bytes, max(some, default=0))) for some in bytes_of]
         self.stretches: list[Stretch] = []
-        self._stretch: list[int] = []  # of each region
+        # Each of these has one entry for each region.
+        self._stretch: list[int] = []
         self._group: list[tuple[int, int]] = []
-        self._share: list[float] = []  # of a bucket's bytes, what one region's parameters have
-        self._buckets: list[float] = []  # how many buckets of each kind a region has, mostly a part of one
-        self._sizes: list[float] = []  # bytes that one of these has at most, but for a larger parameter
+        self._share: list[float] = []  # bytes of a full bucket, over those of the region's parameters
+        self._buckets: list[float] = []  # buckets over regions in the stretch: 1, or less where blocks share buckets
+        self._sizes: list[float] = []  # the most bytes of one bucket, unless a parameter is larger
         for i, row in enumerate(rows):
             blocks = repeats[row.repeat].count if row.repeat is not None else 1
             if row.repeat is None or row.instance == 0:
@@ -97,17 +99,18 @@ class Grouping:
         self._several = [len(some) > 1 for some in kept]
         sizes = [sum(tensor_of(TensorRef(node, 0)).nbytes for node in some) for some in kept]
         self._read_bytes = [round(size * share) for size, share in zip(sizes, self._share, strict=True)]
-        if not memory.train:  # in backward, gradients are beside what is a bucket by itself
+        if not memory.train:  # a large parameter may be a bucket by itself; in backward its gradients count beside it
             largest = [max((tensor_of(TensorRef(node, 0)).nbytes for node in some), default=0) for some in kept]
             self._read_bytes = [max(*pair) for pair in zip(self._read_bytes, largest, strict=True)]
 
     def shares(self, region: int) -> bool:
-        """Whether a region's parameters are in one bucket with those of blocks like it, and none in several regions."""
+        """Whether a region's parameters share buckets with those of equal blocks, and no other region reads any of the
+        parameters that it saves."""
         return self._share[region] > 1.0 and not self._sharing.get(region)
 
     def divided(self, apart: Set[int]) -> Grouping:
-        """The same where regions are recomputed that share buckets otherwise, whole groups of them (`together`): each
-        has its own."""
+        """The grouping where the regions `apart` are recomputed: those of them that otherwise share buckets (whole
+        groups of them, see `together`) have buckets of their own."""
         apart = frozenset(filter(self.shares, apart))
         if not apart:
             return self
@@ -126,14 +129,14 @@ class Grouping:
 
     @cached_property
     def forward(self) -> ForwardPart | None:
-        """The forward of a training step, where it may hold the peak."""
-        from autopar.cost.memory.forward_part import forward_part  # it asks this class in turn
+        """The forward of a training step, if the step's peak may be there."""
+        from autopar.cost.memory.forward_part import forward_part  # imported here, since it imports this module
 
         return forward_part(self._memory, self)
 
     @property
     def regions(self) -> int:
-        """How many regions there are."""
+        """The number of regions."""
         return len(self._first)
 
     def region(self, node: fx.Node) -> int:
@@ -141,7 +144,8 @@ class Grouping:
         return bisect_right(self._first, self._position[node]) - 1
 
     def group(self, node: fx.Node, segment: int) -> tuple[int, int]:
-        """Equal for nodes whose parameters may share buckets; in a segment (not -1): those of its block alone."""
+        """A key that is equal for nodes whose parameters may share buckets; in a recomputed `segment` (not -1) only
+        those of the same block may."""
         region = self.region(node)
         return (-1, region) if segment >= 0 else self._group[region]
 
@@ -150,7 +154,7 @@ class Grouping:
         return len({self.region(user) for user in parameter.users if user.op != "output"}) > 1
 
     def share(self, region: int, other: int) -> bool:
-        """Whether two regions keep a parameter that both read."""
+        """Whether two regions both save the same parameter."""
         return not self._sharing.get(region, set()).isdisjoint(self._sharing.get(other, ()))
 
     def home(self, parameter: fx.Node) -> int:
@@ -158,65 +162,66 @@ class Grouping:
         return self._home[parameter]
 
     def last_reader(self, region: int) -> int:
-        """The position of a region's last op that keeps a parameter for backward (of a pass without backward: that
-        reads one), -1 without one."""
+        """The position of a region's last op that saves a parameter for backward (without a backward: that reads one);
+        -1 if there is none."""
         return self._last_reader[region]
 
     def first_reader(self, region: int) -> int:
-        """The position of a region's first op that reads a parameter, where a bucket's gradients are there; of a region
-        without one, where it begins."""
+        """The position of a region's first op that reads a parameter: after its backward, all gradients of the region's
+        buckets exist. Where the region begins, if there is no such op."""
         return self._first_reader.get(region, self._first[region])
 
     def reads(self, region: int) -> bool:
-        """Whether any of a region's ops keeps a parameter for backward; without backward: reads one."""
+        """Whether any of a region's ops saves a parameter for backward (without a backward: reads one)."""
         return self._last_reader[region] >= 0
 
     def read_bytes(self, region: int) -> int:
-        """What is kept of a bucket of a region's, where nothing is cut."""
+        """The bytes of one of a region's buckets that ops save, if nothing is sharded."""
         return self._read_bytes[region]
 
     def begins(self, region: int) -> bool:
-        """Whether a region is the first of those whose parameters are in the same buckets: there they are reduced."""
+        """Whether a region is the first of those that share buckets: after its backward these are reduced."""
         return region == 0 or self._group[region - 1] != self._group[region]
 
     def goes_on(self, region: int) -> bool:
-        """Whether the next region's parameters are in the same buckets."""
+        """Whether the next region shares this one's buckets."""
         return region + 1 < len(self._group) and self._group[region + 1] == self._group[region]
 
     def together(self, region: int) -> range:
-        """The regions whose parameters are in the same buckets as a region's."""
+        """The regions that share a region's buckets, itself among them."""
         mine = self._group[region]
         return range(bisect_left(self._group, mine), bisect_right(self._group, mine))
 
     def is_cut(self, region: int) -> bool:
-        """Whether a region's parameters fill several buckets."""
+        """Whether a region's parameters are cut into several buckets."""
         return self.stretches[self._stretch[region]].buckets > 1
 
     def alone(self, ref: TensorRef, wanted: Layout) -> float:
-        """By how much a bucket is larger that a parameter fills by itself, as `wanted`, than what it is taken to have
-        of one: more than 1 only where buckets are cut, and it is larger than its part of all of them."""
+        """The size of a bucket of this parameter alone, as `wanted`, over the part of a bucket that it is charged
+        (`one_of_bucket`). More than 1 only if the region has several buckets and the parameter is larger than its part
+        of each."""
         taken = self.one_of_bucket(ref, wanted, 1)
         local = self._memory.local_bytes(ref, wanted) // tensor_of(ref).dtype.itemsize
         return local / taken if taken and self.is_cut(self._home[ref.node]) else 1.0
 
     def is_alike(self, region: int, other: int) -> bool:
-        """Whether two regions' buckets are of equal blocks, and of as many."""
+        """Whether two regions are in one stretch, and their buckets are shared by equally many blocks."""
         return (self._stretch[region], self._share[region]) == (self._stretch[other], self._share[other])
 
     def reads_several(self, region: int) -> bool:
-        """Whether a region's ops keep more than one parameter for backward; without backward: read more than one."""
+        """Whether a region's ops save more than one parameter for backward (without a backward: read more than one)."""
         return self._several[region]
 
     def before(self, region: int) -> int | None:
-        """The last region before one whose parameters are in other buckets."""
+        """The last region before this one that does not share its buckets."""
         return next((i for i in range(region - 1, -1, -1) if self._group[i] != self._group[region]), None)
 
     def after(self, region: int) -> int | None:
-        """The first region after one whose parameters are in other buckets."""
+        """The first region after this one that does not share its buckets."""
         return next((i for i in range(region + 1, len(self._group)) if self._group[i] != self._group[region]), None)
 
     def stretch(self, node: fx.Node) -> int:
-        """The number of the stretch that a node lies in; of a parameter: that reads it first."""
+        """The number of the stretch that a node lies in; for a parameter, of the one that reads it first."""
         return self._stretch[self._home[node] if node in self._home else self.region(node)]
 
     def stretch_of(self, region: int) -> int:
@@ -224,32 +229,31 @@ class Grouping:
         return self._stretch[region]
 
     def bucket_of(self, parameter: fx.Node) -> tuple[float, float]:
-        """The part of a bucket's latency that a parameter pays at least, 1 where several regions read it; and how many
-        bytes a bucket has at most, of those that its region's parameters are cut into, but for a parameter that is
-        larger."""
+        """The least part of a bucket's latency that a parameter is charged (1 if several regions read it); and the most
+        bytes of one of its region's buckets, unless a parameter is larger."""
         return self._parts.get(parameter, 1.0), self._sizes[self._home[parameter]]
 
     def buckets(self, region: int) -> float:
-        """How many buckets the parameters of a region have that move alike, mostly one; a part of one where several
-        blocks share theirs."""
+        """How many buckets a region's parameters fill if all move in the same way: 1, or less if several blocks share
+        buckets."""
         return self._buckets[region]
 
     def in_one_block(self, parameter: fx.Node) -> bool:
-        """Whether the region that a parameter lies in is the only one that reads it."""
+        """Whether only one region reads a parameter, the one in which its node lies."""
         return not self.shared(parameter) and self._home[parameter] == self.region(parameter)
 
     def is_tiny(self, ref: TensorRef, wanted: Layout) -> bool:
-        """Whether a parameter that is not gathered, wanted so, may be reduced with the like of other blocks
-        (`cost.buckets.tiny`)."""
+        """Whether a parameter that is not gathered is, as `wanted`, small enough to be reduced in one bucket with those
+        of other blocks (`cost.buckets.tiny`)."""
         return self._memory.local_bytes(ref, wanted) <= TINY_PART * self.full_bytes
 
     def calls(self, ref: TensorRef, wanted: Layout) -> float:
-        """How many collectives, mostly a part of one, the conversion of a parameter accounts for."""
+        """The number of collectives that the conversion of a parameter is charged, mostly less than one."""
         part, size = self.bucket_of(ref.node)
         return max(part, min(1.0, self._memory.local_bytes(ref, wanted) / size))
 
     def form(self, ref: TensorRef) -> tuple[object, ...]:
-        """Equal for parameters of which equal layouts take equal bytes on their way."""
+        """A key that is equal for parameters whose conversions between equal layouts hold equally many bytes."""
         found = self._forms.get(ref)
         if found is None:
             tensor, memory, node = tensor_of(ref), self._memory, ref.node
@@ -258,13 +262,13 @@ class Grouping:
         return found
 
     def bucket_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
-        """What parameters like this one have of the bytes of one bucket, in all blocks that share it; in a pass without
-        backward this one alone, since blocks that are through have freed theirs."""
+        """The bytes that this parameter and its counterparts have in one bucket, in all blocks that share the bucket.
+        Without a backward this parameter alone, since blocks that have run have freed theirs."""
         share = self._share[self._home[ref.node]]
         return self._part_bytes(ref, wanted, itemsize, share if self._memory.train else min(1.0, share))
 
     def one_of_bucket(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
-        """The same of one block alone."""
+        """As `bucket_bytes`, but of one block alone."""
         return self._part_bytes(ref, wanted, itemsize, min(1.0, self._share[self._home[ref.node]]))
 
     def _part_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int, share: float) -> int:

@@ -1,17 +1,17 @@
-"""Latency of buckets that the parts of their members do not add up to.
+"""The latency of buckets that the charges of their members do not cover.
 
-Parameters of a block that move alike share a bucket, whose latency each pays in part (`cost.buckets.buckets`); the
-parts of all parameters of a block are those of one bucket. Where they move in several ways w, each is a bucket, which
-takes its latency l_w (`cost.collectives.least_latency`, of each of its collectives) whether its members' parts
-p_m are one or less. What is missing is::
+Parameters of a block that move in the same way (the same kinds of collectives over the same axes) share a bucket, and
+each is charged a part of its latency (`cost.buckets.buckets`). The parts of all parameters of a block add up to one
+bucket. If they move in several ways w, each way is a bucket that takes its whole latency l_w
+(`cost.collectives.least_latency` of its collectives), although its members' parts p_m add up to less than one. What is
+missing is::
 
     l_w max(0, n - sum_{m in w} p_m)          n: the block's buckets of one way, mostly 1
 
-As seconds are a concave function of bytes, a bucket takes at least as long: the least latency is that of the messages
-that are sent with the fewest bytes. Gathers, gathers again in backward (of the parameters that are gathered again) and
-reductions each are ways of their own. Parameters that pay a whole latency, as they are larger than a bucket or read in
-several regions, are left out; tiny ones that are not gathered ask for no bucket of their own block's, but their parts
-count.
+With it the price of a bucket is a lower bound, since seconds are a concave function of bytes: the least latency is that
+of the algorithm for the smallest messages. Gathers, gathers again in backward and reductions are separate ways.
+Parameters that are charged a whole latency, because they are larger than a bucket or read in several regions, are left
+out. Tiny parameters that are not gathered need no bucket of their own block, but their parts count in the sum.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Phase = Literal["gathers", "again", "reductions"]
 
 
 def way_number(moves: Iterable[Move], mesh_shape: Sequence[int]) -> int:
-    """One number for the kinds and axes of some moves, in order; 0 where nothing moves between devices."""
+    """A number that encodes the kinds and axes of some moves, in order; 0 if nothing is sent."""
     found, base = 0, base_of(len(mesh_shape))
     for move in moves:
         if mesh_shape[move.axis] > 1:
@@ -40,17 +40,17 @@ def way_number(moves: Iterable[Move], mesh_shape: Sequence[int]) -> int:
 
 
 def base_of(axes: int) -> int:
-    """In which moves over so many axes are the digits of a way's number."""
+    """The base of a way's number on a mesh of so many axes; its digits are the moves."""
     return len(KINDS) * axes + 1
 
 
 def move_number(kind: int, axis: int) -> int:
-    """The digit of a collective; also of arrays of them."""
+    """The digit of a collective (`kind` is an index in KINDS); works on arrays too."""
     return len(KINDS) * axis + kind + 1
 
 
 def moves_of(way: int, axes: int) -> list[tuple[CollectiveKind, int]]:
-    """The kinds and axes of a way's moves.
+    """The kinds and axes of the moves that a way's number encodes.
 
     >>> moves_of(way_number([Move("all_gather", 1, 8), Move("all_gather", 0, 16)], (2, 2)), 2)
     [('all_gather', 1), ('all_gather', 0)]
@@ -63,7 +63,7 @@ def moves_of(way: int, axes: int) -> list[tuple[CollectiveKind, int]]:
 
 
 class BucketLatency:
-    """What is missing for the conversions of a plan's parameters."""
+    """The missing latency of the conversions of a plan's parameters."""
 
     def __init__(self, conversions: Sequence[Conversion], grouping: Grouping, mesh_shape: Sequence[int]) -> None:
         self.grouping, self.mesh_shape = grouping, mesh_shape
@@ -74,8 +74,8 @@ class BucketLatency:
         self._known: dict[tuple[int, Phase], dict[tuple[object, ...], float]] = {}
 
     def missing(self, one: Conversion, phase: Phase) -> float:
-        """The part of a latency that a conversion has of what is missing of its bucket, each time that it is counted in
-        this phase."""
+        """The part of a bucket's latency to add to a conversion's price, each time that it is charged in this phase.
+        What its bucket lacks is divided evenly among the bucket's members."""
         if not self.grouping.in_one_block(one.ref.node):
             return 0.0
         key = self.grouping.home(one.ref.node), phase
@@ -84,6 +84,7 @@ class BucketLatency:
         return self._known[key].get(_key(one), 0.0)
 
     def _shares(self, region: int, phase: Phase) -> dict[tuple[object, ...], float]:
+        """`missing` for every conversion of a region that has some."""
         ways: defaultdict[int, list[Conversion]] = defaultdict(list)
         for one in self._in[region]:
             if (way := self._way(one, phase)) and self.grouping.calls(one.ref, one.wanted) < 1:
@@ -96,16 +97,16 @@ class BucketLatency:
         return found
 
     def _short(self, region: int, members: Sequence[Conversion], phase: Phase) -> float:
-        """By how much the parts of some conversions of a region are less than the buckets that they ask for."""
+        """The number of buckets that some conversions of a region need, less the parts that they are charged."""
         calls = {(one.ref, one.wanted): self.grouping.calls(one.ref, one.wanted) for one in members}
         paid = sum(calls.values())
-        if phase == "again":  # is priced for each use
+        if phase == "again":  # charged for each use that saves the parameter
             paid = sum(one.saved * calls[one.ref, one.wanted] for one in members)
         asks = any(self._way(one, "gathers") or not self.grouping.is_tiny(one.ref, one.wanted) for one in members)
         return max(0.0, self.grouping.buckets(region) - paid) if asks else 0.0
 
     def _way(self, one: Conversion, phase: Phase) -> int:
-        """How a conversion moves in a phase, 0 for nothing."""
+        """The way in which a conversion moves in a phase, 0 if it does not."""
         runs = {"gathers": True, "again": one.regather and bool(one.saved), "reductions": one.enters}[phase]
         return way_number(one.backward if phase == "reductions" else one.forward, self.mesh_shape) if runs else 0
 

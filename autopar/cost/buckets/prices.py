@@ -1,4 +1,4 @@
-"""What the collectives of a bucket take, by the parts that its members account for."""
+"""Prices of a bucket's collectives, divided among its members."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Priced(NamedTuple):
-    """One collective: its kind, mesh axis and bytes; of each member the seconds, and the stretch it lies in."""
+    """One collective: its kind, mesh axis and bytes; for each member the seconds that it is charged, and its
+    stretch."""
 
     kind: str
     axis: int
@@ -29,7 +30,7 @@ class Priced(NamedTuple):
 
 
 class BucketPrices:
-    """Prices buckets; those of equal blocks' parameters, of which `plan` knows, once. `dtypes`: of gradients' sums."""
+    """Prices buckets; those of equal blocks, which `plan` knows, only once. `dtypes`: in which gradients are summed."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class BucketPrices:
         self._told: dict[tuple[object, ...], list[Priced]] = {}
 
     def of(self, members: Sequence[Conversion], phase: Phase) -> list[Priced]:
-        """One collective for each move of the members."""
+        """The priced collectives of a bucket, one for each move of its members."""
         stands = [self.plan.stands_for(one.ref.node) if self.plan else one.ref.node for one in members]
         alike = (phase, *((node, one.wanted, one.segment >= 0) for node, one in zip(stands, members, strict=True)))
         if alike not in self._told:
@@ -52,6 +53,7 @@ class BucketPrices:
         return self._told[alike]
 
     def _priced(self, members: Sequence[Conversion], phase: Phase) -> list[Priced]:
+        """A member's price: its part of the collective, of the latency that is missing, and its copies."""
         found = []
         missing = [self.latency.missing(one, phase) for one in members]
         for moves in zip(*(one.backward if phase == "reductions" else one.forward for one in members), strict=True):

@@ -1,12 +1,13 @@
-"""Which reductions backward waits for when the gradients of a bucket are there: the runtime and the simulator ask here.
+"""Which earlier reductions backward waits for when a bucket begins its own: shared by the runtime and the simulator.
 
-A bucket's gradients go through one collective or several, one after another. What the first was handed is as large as
-the gradients, so it is waited for, and what it was handed freed, at the next bucket's turn; and so is one that others
-follow, since they begin then. The last of several was handed but a part (a reduce-scatter over eight ranks leaves an
-eighth), so it has longer: until all of those together hold more than half of what the bucket at its turn hands in. The
-parameters of a block often are in several buckets, that come in quick succession: with a fixed number of turns the last
-collective of one would have no more time than there is between two of them. For the same reason a small bucket does not
-wait for a large one: attention's gradients come soon behind those of experts, and the next experts' late.
+A bucket's gradients pass through one or several collectives, one after another. The input of the first is as large as
+the gradients, so when the next bucket is due, this collective is waited for and its input freed. So is a collective
+that another one follows, since that can only begin then. The last of several has a smaller input (a reduce-scatter over
+eight ranks leaves an eighth), so it gets more time: until the inputs of all such last collectives together hold more
+than half of what the due bucket hands in. It does not get a fixed number of turns, because the parameters of a block
+are often in several buckets that are due in quick succession, which would leave it hardly any time. For the same reason
+a small bucket does not wait for a large one: attention's gradients come soon after those of experts, and the next
+experts' late.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 SMALL = 2
-"""A bucket of so many times fewer bytes than one under way does not wait for it, as there is little compute between
-the two. With what the small one takes (its gradients, and the buffer that is handed in), and smaller ones behind it,
-no more is held than at the turn of the large one."""
+"""A bucket does not wait for one in flight that has at least this many times its bytes, since there is little compute
+between the two. Even with the small bucket's gradients and input buffer, and smaller buckets after it, no more memory
+is held than when the large one was due."""
 HELD = 2
-"""The last of several collectives may hold, all together, a bucket's bytes by this."""
+"""All last collectives of several together may hold the due bucket's bytes divided by this."""
 
 
 class Reduction(Protocol):
-    """A bucket on its way: bytes of its gradients, what the collective under way was handed, how many have begun."""
+    """A bucket in flight: the bytes of its gradients, those of the running collective's input, and how many of its
+    collectives have begun."""
 
     @property
     def handed_bytes(self) -> int: ...
@@ -33,20 +35,21 @@ class Reduction(Protocol):
     def launched(self) -> int: ...
     @property
     def goes_on(self) -> bool:
-        """Whether another collective follows the one under way."""
+        """Whether another collective follows the running one."""
 
     @property
     def holds_more(self) -> bool:
-        """Whether one follows, or the one under way keeps more memory than its result."""
+        """Whether another one follows, or the running one holds more memory than its result."""
 
 
 Some = TypeVar("Some", bound=Reduction)
 
 
 def due(flights: Sequence[Some], handed_bytes: int) -> Iterator[Some]:
-    """Those of `flights`, oldest first, that a bucket of so many bytes waits for before it begins.
+    """The buckets in `flights`, oldest first, that a bucket of `handed_bytes` waits for before it begins.
 
-    The caller lands each, and begins what follows, before it asks for the next one.
+    A lazy iterator: the caller waits for the running collective of each one, and begins the one that follows, before it
+    asks for the next.
     """
     beside = [one for one in flights if one.holds_more and one.handed_bytes < SMALL * handed_bytes]
     last = [one for one in beside if one.launched > 1 and not one.goes_on]

@@ -1,4 +1,4 @@
-"""How many bytes a bucket of parameters has, as they are read."""
+"""The size of a bucket: the bytes of its parameters as ops read them, that is, after the gather."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from autopar.cluster import Cluster
 from autopar.cost.collectives import gather_fills
 
 BUCKET_BYTES = 64 << 20
-"""Large enough on a few nodes that latency is a small part of the time, small enough that the last reduction, which
-nothing hides, is too."""
+"""Bytes of a full bucket on a few nodes: large enough that latency is a small part of its time, and small enough that
+so is the last reduction, which nothing hides."""
 LEAST_PART = 25 / 64
-"""What the blocks of one bucket have at least of a full one, if there are so many: 25 MiB mostly, as in
+"""Neighbouring small blocks share a bucket as long as it has no more than this part of a full one: mostly 25 MiB, as in
 DistributedDataParallel."""
 TINY_PART = 1 / 40
-"""What a bucket has at most of a full one that joins tiny ones of several blocks: 1.6 MiB mostly."""
-_PART_OF_MEMORY = 1 / 128  # three buckets may be there at once, and be gathered in several dtypes
+"""The most that a bucket has, as a part of a full one, if it joins tiny buckets of several blocks: mostly 1.6 MiB."""
+_PART_OF_MEMORY = 1 / 128  # the largest bucket: three may be in memory at once, and be gathered in several dtypes
 
 
 def bucket_bytes(cluster: Cluster) -> int:
-    """`BUCKET_BYTES`, or more where every axis has so many hops that such a bucket would mostly wait for them.
+    """`BUCKET_BYTES`, or more if on every axis latency would be most of such a bucket's time.
 
-    Which axes a bucket moves over is only known when its plan is, so the quickest one counts. At most a 128th of the
-    device's memory.
+    Over which axes a bucket is gathered is only known in the plan, so the axis with the least latency counts. At most a
+    128th of the device's memory.
 
     >>> [bucket_bytes(Cluster.preset("h100", shape)) >> 20 for shape in [(8,), (64,), (512,), (64, 8)]]
     [64, 223, 628, 64]
@@ -30,7 +30,7 @@ def bucket_bytes(cluster: Cluster) -> int:
 
 
 def most_bucket_bytes(cluster: Cluster) -> int:
-    """The most that a bucket has where a region's largest parameter has more than `bucket_bytes`.
+    """The bytes of a bucket at most, in a region whose largest parameter has more than `bucket_bytes`.
 
     >>> most_bucket_bytes(Cluster.preset("h100", (8,))) >> 20
     628

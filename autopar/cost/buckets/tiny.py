@@ -1,7 +1,7 @@
-"""Tiny buckets of several blocks as one: biases and norms that are kept whole, whose gradients alone move.
+"""Joins tiny buckets of several blocks: biases and norms that are stored whole, so that only their gradients are sent.
 
-Nothing waits for these gradients but the optimizer, so that those of a block need not be reduced behind it; as a bucket
-of each block they would take a latency each, over every axis. The prediction counts their bytes as if they were.
+Only the optimizer waits for these gradients, so a block's need not be reduced right after its backward. As one bucket
+for each block, they would take a latency each, over every axis. Memory is predicted as if they were reduced by block.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def joined(alike: Mapping[tuple[Any, ...], list[Conversion]], memory: StepMemory) -> list[list[Conversion]]:
-    """The groups of conversions that can move together, by keys that begin with stretch and block; those that are tiny,
-    not gathered and outside segments with their like in the next blocks of the stretch."""
+    """The groups of conversions, with those joined that are tiny, not gathered, outside segments, and in neighbouring
+    blocks of one stretch. The keys of `alike` begin with (stretch, block)."""
 
     def size(some: Iterable[Conversion]) -> int:
         return sum(memory.local_bytes(one.ref, one.wanted) for one in some)

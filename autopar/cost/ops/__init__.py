@@ -1,1 +1,1 @@
-"""What one op costs, measured on tensors without data: FLOPs, bytes moved, bytes kept."""
+"""The cost of one op, measured on data-free tensors: FLOPs, bytes moved, bytes saved for backward."""

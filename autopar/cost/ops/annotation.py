@@ -1,4 +1,4 @@
-"""Annotating a graph: every node measured alone, on data-free tensors, identical nodes once."""
+"""Annotates a graph with costs: each node is measured by itself on data-free tensors, identical nodes only once."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def annotate(
 ) -> None:
     """Set `node.meta[COST]` of every node, for a device of torch type `device_kind`.
 
-    Nothing runs on that device: each call runs on meta tensors made after its inputs' VAL, whose strides and shared
-    storages are first made those of the device's kernels. `root` holds the leaf modules (default: the graph's owner).
-    `compiled`: what `torch.compile` runs as one kernel moves its bytes once (`cost.ops.fusion`).
+    Nothing runs on that device: each call runs on meta tensors like its inputs' VAL. Before that, strides and shared
+    storages of all VAL are corrected to those of the device's kernels. `root` has the leaf modules (default: the
+    graph's owner). `compiled`: ops that `torch.compile` fuses are priced as one kernel (`cost.ops.fusion`).
 
     >>> from autopar.graph import VAL
     >>> graph = fx.Graph()
@@ -72,16 +72,16 @@ def annotate(
             if kind not in costs:
                 costs[kind] = _cost(node, device_kind, root)
             node.meta[COST] = costs[kind]
-            if not isinstance(node.target, LeafCall):  # leaves of a kind may have rules of their own
+            if not isinstance(node.target, LeafCall):  # equal leaf calls may have different rules
                 node.meta[KIND], node.meta[FORM] = kind, form
     if compiled:
         fuse(graph)
 
 
 def saved_bytes(graph: fx.Graph) -> int:
-    """Bytes that all nodes together keep for backward, each storage once; parameters, buffers and inputs not counted.
+    """Bytes that all nodes save for backward, counting each storage once, without parameters, buffers and inputs.
 
-    Equal to what `saved_tensors_hooks` is handed in a run of the model on the annotated device.
+    Equal to what `saved_tensors_hooks` sees when the model runs on the annotated device.
     """
     storages: dict[int, int] = {}
     owned: set[int] = set()
@@ -106,28 +106,28 @@ def total_flops(graph: fx.Graph) -> tuple[int, int]:
 
 @cache
 def _nothing(tensors: int) -> NodeCost:
-    """Of what is only read or handed over."""
+    """The cost of a node that runs nothing: a parameter, an input, the output."""
     return NodeCost(alias_of=(None,) * tensors)
 
 
 def _picked(node: fx.Node) -> NodeCost:
-    """A `getitem` runs nothing; each of its tensors is one of the tuple's."""
+    """The cost of a `getitem` on a tuple: it runs nothing, and its tensors alias those of the tuple."""
     position = {ref: i for i, ref in enumerate(tensor_inputs(node))}
     return NodeCost(alias_of=tuple(position[ref] for ref in resolve(node)))
 
 
 def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
-    """Measure one node; where it does not run on data-free tensors, estimate it."""
+    """Measure one node, or estimate its cost if it does not run on data-free tensors."""
     refs = tensor_inputs(node)
     if not refs and node.op != "call_module":  # a factory: it writes its outputs
         outputs = output_tensors(node)
         written = sum(map(touched_bytes, outputs))
         work = _work(outputs, [], [], written, 0, 0, 1, 0)
         return NodeCost(moved_bytes_forward=written, alias_of=(None,) * len(outputs), work=work)
-    for leaves in (True, False):  # autograd refuses an in-place op on a leaf: try then with inputs that are none
+    for leaves in (True, False):  # autograd refuses in-place ops on leaf tensors: try again with non-leaf inputs
         try:
             found = _measured(node, refs, device_kind, root, leaves)
-            return dataclasses.replace(found, estimated=isinstance(node.target, LeafCall))  # data may lead it elsewhere
+            return dataclasses.replace(found, estimated=isinstance(node.target, LeafCall))  # may depend on data
         except NoDataError:
             continue
     return _estimate(node, root)
@@ -136,7 +136,7 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
 def _measured(
     node: fx.Node, refs: Sequence[TensorRef], device_kind: str, root: nn.Module | None, leaves: bool
 ) -> NodeCost:
-    """The node run alone; raises NoDataError where it cannot."""
+    """The cost of running the node by itself; raises NoDataError if that is impossible without data."""
     with torch.set_grad_enabled(bool(node.meta.get(GRAD_MODE, True))):
         fresh = {ref: _fresh(tensor_of(ref), leaves) for ref in dict.fromkeys(refs)}
         args, kwargs = arguments(node, fresh)
@@ -153,7 +153,7 @@ def _measured(
 
 
 def _fresh(tensor: torch.Tensor, leaf: bool) -> torch.Tensor:
-    """A meta tensor with the facts of `tensor` and a storage of its own."""
+    """A meta tensor with shape, strides, dtype and `requires_grad` of `tensor`, and its own storage."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     made.requires_grad_(tensor.requires_grad)
     return made if leaf or not tensor.requires_grad else made.view_as(made).clone()
@@ -166,7 +166,7 @@ def _from_measured(
     owned: Sequence[torch.Tensor],
     override: Kernel | None,
 ) -> NodeCost:
-    """The figures of the target device: as measured, but for what its own kernel does otherwise."""
+    """The figures of the target device: as measured, except for those that its own kernel overrides."""
     outputs, trains = measured.outputs, any(t.requires_grad for t in measured.outputs)
     saved, internal, copies = dict(measured.saved), None, tuple[tuple[int, int], ...]()
     if override and trains:
@@ -223,7 +223,7 @@ def _work(
     kernels_forward: int,
     kernels_backward: int,
 ) -> Work | None:
-    """What the device does, or None where it does nothing (views)."""
+    """What the device does; None if it runs no kernel (views)."""
     if not kernels_forward + kernels_backward:
         return None
     floating = [t.dtype for t in (*inputs, *outputs) if t.dtype.is_floating_point]
@@ -246,10 +246,10 @@ def _work(
 
 
 def _estimate(node: fx.Node, root: nn.Module | None) -> NodeCost:
-    """A guess for what cannot run without data: it reads its inputs once, keeps them and its outputs.
+    """An estimate for a node that cannot run without data: it reads its inputs once, and saves them and its outputs.
 
-    A leaf module is taken for a product with each of its parameters, once for every output row (of a mixture of experts
-    that is too much), or for what its trial run in the trace computed, if that is more.
+    The FLOPs of a leaf are those of a product of every output row with each of its parameters (too many for a mixture
+    of experts), or of its trial run during the trace if these are more.
     """
     inputs, outputs = [tensor_of(ref) for ref in tensor_inputs(node)], output_tensors(node)
     parameters = 0

@@ -1,4 +1,4 @@
-"""When two nodes are the same call: what their cost, their strategies and their place in a block depend on."""
+"""When two nodes count as the same call: then they have the same cost and strategies, and may be equal in blocks."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ _SCALARS = frozenset(
         "scaled_dot_product_attention",
     ]
 )
-"""Whose cost and strategies depend on a number among their arguments only by its sign, and by whether it is 0 or 1."""
+"""Ops for which a number among the arguments affects cost and strategies only by its sign and by being 0 or 1."""
 
 _KINDS = itertools.count()
 
 
 class CallKinds:
-    """Numbers the calls of a graph, equal for calls of equal keys (`call_key`), and the ways in which they are written.
+    """Numbers the calls of a graph. The *kind* is equal for calls of equal `call_key`; the *form* is equal for calls
+    that are written alike, with the same constants on values of the same facts.
 
-    Nearly all calls of a deep model are written as others are: with the same constants, on values of the same facts.
-    Of those, which is told at a glance, one is looked at.
+    Equal form implies equal kind and is cheap to see, and nearly all calls of a deep model share their form with
+    others. So the key is computed only once for each form.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[Hashable, int] = {}  # by key
-        self._forms: dict[Hashable, tuple[int, int]] = {}  # by what is written: its number, and that of the kind
-        self._numbers: dict[Hashable, int] = {}  # of facts
+        self._forms: dict[Hashable, tuple[int, int]] = {}  # by `_written`: the numbers of form and kind
+        self._numbers: dict[Hashable, int] = {}  # numbers of facts
         self._facts: dict[fx.Node, int] = Found(self._number)
         self._plain: dict[fx.Node, bool] = Found(_is_plain)
 
     def of(self, node: fx.Node) -> tuple[int, int]:
-        """The number of the way in which a call is written, and that of its kind."""
+        """The numbers of a call's form and kind."""
         written = self._written(node)
         found = self._forms.get(written)
         if found is None:
@@ -61,8 +62,8 @@ class CallKinds:
         return found
 
     def _written(self, node: fx.Node) -> Hashable:
-        """A call as it is written. Which inputs are the same tensor is part of it: where some are, or come from a call
-        that yields several, that is asked of each."""
+        """A key for a call's form. It includes which inputs are the same tensor, if any node is read twice or yields
+        several tensors."""
         facts = self._facts.__getitem__
         found: list[Hashable] = [node.op, _frozen_target(node), facts(node), node.meta.get(GRAD_MODE, True)]
         found += [facts(a) if isinstance(a, fx.Node) else frozen(a, facts) for a in node.args]
@@ -81,13 +82,13 @@ def call_key(node: fx.Node) -> Hashable:
     """What a node's cost and strategies depend on: target, constants, and of each tensor shape, strides, dtype,
     requires_grad.
 
-    Some constants decide nothing, and differ from one block to the next: which entry of a tensor is taken, factors
-    that grow with depth, probabilities of dropping. They are left out: such blocks are equal (`cost.structure.blocks`).
+    Some constants decide nothing but differ between blocks: which entry of a tensor is taken, factors that grow with
+    depth, dropout probabilities. They are left out, so that such blocks are equal (`cost.structure.blocks`).
     """
     first: dict[TensorRef, int] = {}
 
     def read(source: fx.Node) -> Hashable:
-        """The facts of a node's tensors, and which of those read so far they are."""
+        """The facts of a node's tensors, and their numbers in the order in which the call first reads them."""
         return tuple(first.setdefault(ref, len(first)) for ref in resolve(source)), _facts_of(source.meta.get(VAL))
 
     args, kwargs = _deciding(node)
@@ -97,7 +98,7 @@ def call_key(node: fx.Node) -> Hashable:
 
 
 def _deciding(node: fx.Node) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments, with the same in place of constants that decide nothing."""
+    """The arguments, with constants that decide nothing replaced by a placeholder."""
     if node.target is operator.getitem:
         taken_from: Any = node.args[0]
         index: Any = node.args[1]
@@ -125,13 +126,13 @@ def _any_factor(value: Any) -> Any:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a node stands for one tensor of its own, or for a number."""
+    """Whether a node's value is one tensor that it makes itself, or a number."""
     value = node.meta.get(VAL)
     return type(value) in PLAIN or (isinstance(value, torch.Tensor) and not is_getitem(node))
 
 
 def _facts_of(value: Any) -> Hashable:
-    """What distinguishes one data-free value from another: of tuples, lists and dicts, that of what they hold."""
+    """What distinguishes data-free values; for tuples, lists and dicts their structure and their leaves' facts."""
     if isinstance(value, torch.Tensor):
         return _facts(value)
     if type(value) in PLAIN:

@@ -1,4 +1,4 @@
-"""Calling one node of a graph on tensors of one's own."""
+"""Calls one node of a graph on given tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from autopar.graph import VAL, TensorRef, resolve
 
 
 class NoDataError(Exception):
-    """An op does not run on data-free tensors. Never leaves this package: the op's cost is estimated."""
+    """An op does not run on data-free tensors. Caught within this package: the op's cost is then estimated."""
 
 
 @contextmanager
 def data_free(node: fx.Node) -> Iterator[None]:
-    """Where an op runs without data. What it raises there is its own affair, and any op may raise anything."""
+    """Turns whatever an op raises on data-free tensors, which may be any exception, into NoDataError."""
     try:
         yield
     except Exception as error:
@@ -28,7 +28,7 @@ def data_free(node: fx.Node) -> Iterator[None]:
 
 
 def arguments(node: fx.Node, tensors: Mapping[TensorRef, torch.Tensor]) -> tuple[Any, Any]:
-    """The node's args and kwargs with `tensors` for nodes, and the meta device for any other."""
+    """The node's args and kwargs, with `tensors` in place of nodes, and the meta device in place of any other."""
 
     def value(source: fx.Node) -> Any:
         found = iter([tensors[ref] for ref in resolve(source)])
@@ -42,7 +42,7 @@ def arguments(node: fx.Node, tensors: Mapping[TensorRef, torch.Tensor]) -> tuple
 
 
 def callable_of(node: fx.Node, root: nn.Module | None) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    """What the node calls, and the tensors that it owns: those of a leaf module in `root`, data-free."""
+    """What the node calls, and the tensors that it owns: the state of a leaf module in `root`, data-free."""
     if node.op == "call_method":
         return getattr(torch.Tensor, str(node.target)), []
     if node.op == "call_function":

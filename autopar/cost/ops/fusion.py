@@ -1,17 +1,18 @@
-"""What `torch.compile` saves: chains of pointwise ops, norms and softmaxes run as one kernel each way.
+"""The cost of fused ops under `torch.compile`: a chain of pointwise ops, norms and softmaxes is one kernel each way.
 
-Inductor fuses ops that compute no products into kernels that read what comes from outside the chain once and write what
-something outside of it reads. Values in between stay in registers, also those that eager autograd would keep: backward
-computes them again (the min-cut partition of AOTAutograd). Per node, with its own bytes only, so that prices stay those
-of single nodes:
+Inductor fuses ops without products into kernels that read each input of the chain once and write only what is read
+outside of the chain. Values in between stay in registers, also those that eager autograd would save: backward
+recomputes them (AOTAutograd's min-cut partitioner). The bytes are still attributed to single nodes, so that prices
+belong to nodes:
 
-- forward it reads its inputs from outside the chain, and writes its outputs if something outside reads them;
-- backward it reads the gradient of what it wrote and the inputs (or its saved outputs) from outside, and writes their
-  gradients;
+- forward: a node reads those of its inputs that come from outside the chain, and writes its outputs if something
+  outside reads them;
+- backward: it reads the gradients of what it wrote, and its saved inputs from outside (or its saved outputs), and
+  writes the gradients of inputs from outside;
 - it counts as a launch where it writes.
 
-What gathers or sorts (embedding, indexing) and what autopar does not know the inside of is outside of every chain, as
-is the bias that runs in its product. A conversion between two nodes of a chain writes after all: that is not counted.
+Ops that gather or sort (embedding, indexing), ops that autopar does not know the inside of, and a bias addition that
+runs in its product belong to no chain. A conversion between two nodes of a chain forces a write, which is not counted.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _OUTSIDE = ("embedding", "index", "gather", "scatter", "take", "sort", "topk", "
 
 
 def fuse(graph: fx.Graph) -> None:
-    """Give the nodes of chains the cost (`meta[COST]`) that they have in a compiled graph; FLOPs and saved stay."""
+    """Replace the cost (`meta[COST]`) of nodes in chains by that in a compiled graph; FLOPs and saved tensors stay."""
     fused = {node for node in graph.nodes if _fusible(node)}
-    sources: dict[TensorRef, TensorRef] = {}  # through views, which run nothing
+    sources: dict[TensorRef, TensorRef] = {}  # of views, the tensor that is viewed
     readers: dict[TensorRef, list[fx.Node]] = {}
     for node in graph.nodes:
         inputs = tensor_inputs(node)
@@ -64,6 +65,7 @@ def _in_chain(
     sources: dict[TensorRef, TensorRef],
     readers: dict[TensorRef, list[fx.Node]],
 ) -> NodeCost:
+    """The cost of a node in a chain, as the module's docstring says."""
     cost: NodeCost = node.meta[COST]
     work = cost.work
     assert work is not None

@@ -1,8 +1,8 @@
-"""Ops whose kernels on the target device differ from the path they take on the meta device.
+"""Corrections for ops whose kernels on the target device differ from what the op does on the meta device.
 
-Each row is keyed by (op, device type) and says what that kernel keeps for backward and does; every other op is taken
-as measured. Rows for the CPU are checked in tests against real runs. A row takes the call's outputs and arguments
-(data-free, at global shapes) and returns None where the kernel does not apply.
+A row, keyed by (op, device type), says what the device's kernel saves for backward and does; all other ops count as
+measured. Rows for the CPU are compared with real runs in tests. A row is called with the op's outputs and arguments
+(data-free, at global shapes) and returns None if the kernel does not apply to this call.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._prims_common import suggest_memory_format  # private: as the kernels ask
+from torch._prims_common import suggest_memory_format  # private, but it decides as the kernels do
 
 from autopar.cost.ops.measure import touched_bytes
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a row overrides; None leaves the measured figure.
+    """The figures that a row overrides; None leaves the measured one.
 
-    `saved`: inputs and outputs kept for backward, `internal_bytes` beside them. `causal`: forward does this part of
-    the model's FLOPs.
-    `backward_passes`: backward FLOPs over forward FLOPs. `moved_*`: bytes, in one kernel each way.
-    `output`: the output with the strides that the kernel gives it. `attention`: a rate of its own holds for it.
-    `workspace_backward`: bytes that it takes meanwhile.
+    `saved`: inputs and outputs saved for backward; `internal_bytes`: what is saved beside them. `causal`: the part of
+    the model's FLOPs that forward does. `backward_passes`: backward FLOPs over forward FLOPs. `moved_*`: the bytes that
+    one kernel moves in each direction. `output`: the output with the strides that the kernel gives it. `attention`: the
+    device's rate for attention applies. `workspace_backward`: bytes of temporaries in backward.
     """
 
     saved: tuple[Tensor, ...] | None = None
@@ -43,23 +42,23 @@ class Kernel:
 
     @property
     def at_once(self) -> bool:
-        """Whether all of it is one kernel, with no temporaries but `workspace_backward`."""
+        """Whether the op is a single kernel, with no temporaries but `workspace_backward`."""
         return self.moved_forward is not None
 
 
 Row = Callable[..., Kernel | None]
-_SHARES_ON_CPU = torch.__version__ >= "2.14"  # attention without a batch, or with one key for all heads, is fused
+_SHARES_ON_CPU = torch.__version__ >= "2.14"  # from then on also fused: no batch dim, or one key head for all heads
 
 
 def _attention(
     fused: Callable[..., bool], output_like: Callable[[Tensor, Tensor, Tensor | None], Tensor], *, sums_in_single: bool
 ) -> Row:
-    """Fused attention keeps q, k, v, the output and its log-sum-exp; never the score matrix.
+    """A row for fused attention: it saves q, k, v, the output and the log-sum-exp, but never the score matrix.
 
-    Its backward computes the scores again: five products where forward has two (2307.08691, section 3.1.2).
-    A boolean mask becomes one in the query's dtype, which is kept; a floating one is kept itself.
+    Its backward recomputes the scores: five products where forward has two (2307.08691, section 3.1.2).
+    A boolean mask is converted to the query's dtype, and the converted one saved; a floating mask is saved itself.
     The output's strides decide whether merging the heads afterwards copies it. `sums_in_single`: the gradient of
-    queries in half precision is summed in float32, in memory (`dq_accum` of FlashAttention-2's backward).
+    queries in half precision is accumulated in float32 in memory (`dq_accum` of FlashAttention-2's backward).
     """
 
     def row(
@@ -111,7 +110,8 @@ def _same_head_dims(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _heads_fit(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> bool:
-    """Heads that differ without grouping are broadcast by the plain path."""
+    """Whether the fused kernel takes these heads: equally many, or grouped. Otherwise the unfused path broadcasts
+    them."""
     return (query.dim() == 4 and grouped) or query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
 
 
@@ -122,7 +122,7 @@ def _one_for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _fused_on_cpu(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, grouped: bool
 ) -> bool:
-    """The conditions of ATen's `sdp_utils_cpp.cpp`, use_flash_attention_cpp."""
+    """The conditions of `use_flash_attention_cpp` in ATen's `sdp_utils_cpp.cpp`."""
     if not _heads_fit(query, key, value, grouped) and not (_SHARES_ON_CPU and _one_for_all_heads(query, key, value)):
         return False
     if _SHARES_ON_CPU and query.dim() == key.dim() == value.dim() == 3:
@@ -133,7 +133,8 @@ def _fused_on_cpu(
 def _fused_on_cuda(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, grouped: bool
 ) -> bool:
-    """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`."""
+    """Whether flash, memory-efficient or cuDNN attention runs, by the conditions of ATen's `sdp_utils.cpp`; all three
+    save the same tensors."""
     if not _heads_fit(query, key, value, grouped):
         return False
     if query.dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -144,7 +145,8 @@ def _fused_on_cuda(
 
 
 def _memory_efficient(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Heads as many as the query's, of which a value may have another size (DeepSeek), and 16 bytes at a time."""
+    """Whether the memory-efficient kernel takes the call: equally many heads, rows that are multiples of 16 bytes. The
+    value's head dim may differ (DeepSeek)."""
     return (
         _in_rows(query, key, value)
         and query.shape[1] == key.shape[1] == value.shape[1]
@@ -154,12 +156,13 @@ def _memory_efficient(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _as_query(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """The CPU's kernel lays its output out as the query lies."""
+    """The CPU's kernel gives its output the strides of the query."""
     return torch.empty_like(query)
 
 
 def _on_cuda(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """So does flash; the memory-efficient kernel writes (batch, sequence, heads, head dim of the value)."""
+    """Flash too gives its output the query's strides; the memory-efficient kernel writes (batch, sequence, heads, head
+    dim of the value) contiguously."""
     if mask is None and query.dtype.itemsize == 2 and query.shape[-1] == value.shape[-1] <= 256:
         return torch.empty_like(query)
     batch, heads, length, _ = query.shape
@@ -169,7 +172,7 @@ def _on_cuda(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
 def _dropout_on_cuda(
     outputs: Sequence[Tensor], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Kernel | None:
-    """`native_dropout` keeps a mask of one byte an element."""
+    """`native_dropout` saves a mask of one byte per element."""
     if not training or not 0.0 < p < 1.0:
         return None
     once = 2 * touched_bytes(input) + input.numel()
@@ -183,7 +186,8 @@ def _rms_norm_on_cuda(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Kernel:
-    """One kernel that keeps input, weight and one float32 a row; elsewhere it is a chain of pointwise ops."""
+    """One kernel that saves input, weight and one float32 for each row; on other devices it is a chain of pointwise
+    ops."""
     rows = input.numel() // max(math.prod(normalized_shape), 1)
     kept = (input,) if weight is None else (input, weight)
     once = 2 * touched_bytes(input)
@@ -199,7 +203,8 @@ def _layer_norm_on_cpu(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Kernel | None:
-    """Mean and reciprocal deviation have the input's dtype, unless float32 weights make them float32."""
+    """For half precision, the saved mean and reciprocal deviation have the input's dtype, unless the weight is float32:
+    then they are too."""
     if input.dtype.itemsize >= 4 or (weight is not None and weight.dtype != input.dtype):
         return None
     rows = input.numel() // max(math.prod(normalized_shape), 1)
@@ -217,30 +222,31 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Kernel | None:
-    """With running statistics none are computed, and none kept."""
+    """Outside training, the running statistics are used: no statistics are computed or saved."""
     return None if training else Kernel(internal_bytes=0)
 
 
 def _batch_norm_on_cpu(outputs: Sequence[Tensor], input: Tensor, *others: Any, **more: Any) -> Kernel:
-    """The output is contiguous, or has its channels last where the input has: what is transposed to be normalised, and
-    back, is copied by each product that reads it."""
+    """The output is contiguous, or channels-last if the input is. So a tensor that is transposed for the norm and back
+    is not contiguous, and every product that reads it copies it."""
     anywhere = _batch_norm(outputs, input, *others, **more) or Kernel()
     return replace(anywhere, output=_in_format(outputs[0], _channels_last(input)))
 
 
 def _convolution_on_cpu(outputs: Sequence[Tensor], input: Tensor, weight: Tensor, *others: Any, **more: Any) -> Kernel:
-    """oneDNN writes channels last where the input or the weight has them so; of five dims, it takes no float64."""
+    """oneDNN writes a channels-last output if the input or the weight is channels-last; with five dims, it does not
+    support float64."""
     by_onednn = outputs[0].dim() == 4 or input.dtype in (torch.float32, torch.bfloat16)
     return Kernel(output=_in_format(outputs[0], by_onednn and (_channels_last(input) or _channels_last(weight))))
 
 
 def _channels_last(tensor: Tensor) -> bool:
-    """Whether a picture or a volume lies with its channels last."""
+    """Whether a tensor of four or five dims is channels-last."""
     return suggest_memory_format(tensor) in (torch.channels_last, torch.channels_last_3d)
 
 
 def _in_format(output: Tensor, channels_last: bool) -> Tensor:
-    """The output contiguous, or with its channels last."""
+    """The output with contiguous or channels-last strides."""
     of_dims = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = of_dims.get(output.dim(), torch.contiguous_format) if channels_last else torch.contiguous_format
     return torch.empty_like(output, memory_format=last)
@@ -265,10 +271,10 @@ ROWS: dict[tuple[Any, str], Row] = {
 
 
 def has_row(target: Any, device_kind: str) -> bool:
-    """Whether an op has a row for this device (a target without a hash has none)."""
+    """Whether an op has a row for this device (a target that is not hashable has none)."""
     return isinstance(target, Hashable) and (target, device_kind) in ROWS
 
 
 def kernel(target: Any, device_kind: str, outputs: Sequence[Tensor], args: Any, kwargs: Any) -> Kernel | None:
-    """The row for one call, or None where the meta path is the device's own."""
+    """The row's figures for one call; None if the device does what the meta device does."""
     return ROWS[target, device_kind](outputs, *args, **kwargs) if has_row(target, device_kind) else None

@@ -1,4 +1,4 @@
-"""Measuring one call on data-free tensors: FLOPs, storages saved for backward, bytes that its kernels move."""
+"""Measures one call on data-free tensors: FLOPs, storages saved for backward, bytes that its kernels move."""
 
 from __future__ import annotations
 
@@ -13,53 +13,54 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.ops.flops import TotalFlops
 
-# These read, of their first argument, only as much as they yield.
+# These read only as many bytes of their first argument as they return.
 _PICKS = {"embedding", "index_select", "gather", "index", "take", "select_backward", "slice_backward"}
-# These lay all of a tensor out anew, or in another dtype.
+# These copy a whole tensor, to other strides or another dtype.
 _COPIES = {"clone", "_to_copy"}
-# These make a tensor without writing it.
+# These allocate a tensor without writing it.
 _ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
 @dataclass
 class Measured:
-    """One call, forward and backward, on meta tensors. Storages are named by identity (every `data_ptr()` is 0)."""
+    """One call, forward and backward, on meta tensors. Storages are keyed by identity, since every `data_ptr()` is
+    0."""
 
     outputs: list[torch.Tensor]
     flops_forward: int = 0
     flops_backward: int = 0
     saved: dict[int, int] = field(default_factory=dict)  # storage identity -> bytes
-    copied: dict[int, int] = field(default_factory=dict)  # those that are a whole storage laid out anew -> that one
+    copied: dict[int, int] = field(default_factory=dict)  # storage that is a copy of a whole one -> the original
     forward: Traffic = field(default_factory=lambda: Traffic())
     backward: Traffic = field(default_factory=lambda: Traffic())
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Identity of the storage behind a tensor, valid while one tensor on it lives."""
+    """Identity of the storage behind a tensor, valid as long as some tensor on it is alive."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def storage_holders(tensor: torch.Tensor) -> int:
-    """How many hold the storage behind a tensor: this one, and views of it or their base."""
-    storage = tensor.untyped_storage()  # holds it too
+    """How many tensors hold the storage behind a tensor: itself, its views, its base."""
+    storage = tensor.untyped_storage()  # one more holder, hence - 1
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
 def touched_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that reading or writing all of a tensor moves: an expanded one is read from its few elements."""
+    """Bytes that reading or writing all of a tensor moves; an expanded tensor has only the bytes of its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 class Traffic(TorchDispatchMode):
-    """Counts what every kernel under it reads and writes; an op whose outputs are views runs none."""
+    """Counts what every kernel under it reads and writes; an op whose outputs are views runs no kernel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.moved_bytes = 0
         self.kernels = 0
         self.read_bytes: dict[int, int] = {}  # storage identity -> bytes
-        self.copied: dict[int, int] = {}  # storage identity -> that of which all is copied into it
-        self._alive: list[torch.Tensor] = []  # so that identities stay unique
+        self.copied: dict[int, int] = {}  # storage identity of a copy -> that of the original
+        self._alive: list[torch.Tensor] = []  # keeps all storages alive, so that identities stay unique
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -89,15 +90,15 @@ class Traffic(TorchDispatchMode):
 
 
 def _has_all(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has each element of its storage, and each once."""
+    """Whether a tensor has every element of its storage exactly once."""
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def measure(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Measured:
     """Run `call` and its backward towards those `inputs` that require a gradient, all on the meta device.
 
-    FLOPs are those of `autopar.ops.flops`, which depend on which inputs need a gradient; the saved storages those that
-    `saved_tensors_hooks` is handed, each counted once and whole.
+    FLOPs are counted by `autopar.ops.flops`; those of backward depend on which inputs require a gradient. Saved
+    storages are those that `saved_tensors_hooks` sees, each counted once and whole.
     """
     saved: list[torch.Tensor] = []
 

@@ -1,4 +1,4 @@
-"""What one node of the graph costs: FLOPs, bytes kept for backward, bytes moved."""
+"""The cost of one node of the graph: FLOPs, bytes saved for backward, bytes moved."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Work:
-    """What the target device's kernels do for one node; seconds follow from it.
+    """What the target device's kernels do for one node; its seconds are computed from this.
 
-    FLOPs differ from the model's where a kernel skips some (causal attention) or repeats some (its backward).
+    FLOPs differ from the model's if a kernel skips some (causal attention) or repeats some (its backward).
     `read_bytes`: what forward reads of each tensor input (an embedding reads some rows of its table, a view nothing).
     `kernels_forward`, `kernels_backward`: how many kernels run one after another.
-    Of `batch` products (m, k) x (k, n): `columns` is n, the length of the output's dim `column_dim`; 0 where unknown.
-    `attention`: the products are those of fused attention.
+    The products are `batch` times (m, k) x (k, n). `columns` is n, the length of the output's dim `column_dim`; 0 if
+    unknown. `attention`: the products are those of fused attention.
     """
 
     dtype: str  # of the arithmetic, "bfloat16"
@@ -38,15 +38,16 @@ class Work:
 class NodeCost:
     """Cost of one node at its global shapes, on one device, as `node.meta[COST]`.
 
-    `flops_*` are model FLOPs: what `autopar.ops.flops` counts on the meta device. Saved tensors are named by their
-    place in `autopar.graph.tensor_inputs(node)` and `output_tensors(node)`; what is kept beside them (statistics,
-    masks) is `saved_internal_bytes`, of which `saved_copies` are inputs laid out anew (for a product, say): place and
-    bytes. `alias_of`: per output, the input whose storage it shares. `gradient_alias_of`: per input,
-    the output whose gradient is its gradient too (a view's, an addition's), None where its gradient is a tensor of its
-    own; `gradient_is_view`: whether it is a view, to which autograd adds nothing in place. `workspace_*`: bytes of
-    temporaries that live at once beside inputs, outputs, what is kept, and gradients of inputs and outputs. Bytes moved
-    count every read and write of every kernel that the op runs; views are free.
-    `estimated`: the op does not run on data-free tensors, and the figures are a guess from its shapes.
+    `flops_*`: model FLOPs, as `autopar.ops.flops` counts them on the meta device. `saved_inputs`, `saved_outputs`:
+    which tensors are saved for backward, as indices into `autopar.graph.tensor_inputs(node)` and
+    `output_tensors(node)`. `saved_internal_bytes`: what is saved beside them (statistics, masks); `saved_copies`: those
+    of it that are copies of inputs with other strides or dtype (for a product, say), as input and bytes. `moved_*`:
+    every read and write of every kernel that the op runs; views are free. `alias_of`: for each output the input whose
+    storage it shares. `gradient_alias_of`: for each input the output whose gradient is the input's gradient too (of
+    views, of additions); None if the gradient is a tensor of its own. `gradient_is_view`: whether the input's gradient
+    is a view, into which autograd does not accumulate in place. `workspace_*`: peak bytes of temporaries, beside
+    inputs, outputs, saved tensors and the gradients of inputs and outputs. `estimated`: the op does not run on
+    data-free tensors, and the figures are guessed from its shapes.
     """
 
     flops_forward: int = 0
@@ -67,5 +68,5 @@ class NodeCost:
 
     @cached_property
     def saved(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Which inputs and outputs are kept for backward, each once and in order, and the bytes beside them."""
+        """Which inputs and outputs are saved for backward, each once and in order, and the bytes saved beside them."""
         return tuple(sorted(set(self.saved_inputs))), tuple(sorted(set(self.saved_outputs))), self.saved_internal_bytes

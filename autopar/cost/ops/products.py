@@ -1,14 +1,15 @@
 """Seconds of matrix products on one device, by their local shapes: tiles, and waves of tiles over processors.
 
-A library cuts the (m, n) outputs of a batch of products (m, k) x (k, n) into tiles; each processor computes one tile at
-a time, so that ceil(tiles / processors) waves run one after the other, the last one mostly not full, and tiles at the
+A library cuts the (m, n) outputs of a batch of products (m, k) x (k, n) into tiles. Each processor computes one tile at
+a time, so that ceil(tiles / processors) waves run one after another. The last wave is mostly not full, and tiles at the
 edges are computed whole (tile and wave quantisation: NVIDIA, Matrix Multiplication Background User's Guide). A tile of
-(a, b) takes 2 a b (k + depth) / rate: the loop over k has to start and to end. Smaller tiles read more for what they
-compute and reach less of the rate. Where tiles are few the library splits k over processors (at least `least_k` each)
-and sums. It takes the best of these; so does `busy_flops`.
+(a, b) takes 2 a b (k + depth) / rate, where depth stands for the prologue and epilogue of the loop over k. Smaller
+tiles read more for what they compute and reach less of the rate. If there are few tiles, the library splits k over
+processors (at least `least_k` each) and sums the results. It takes the best of these variants, and so does
+`busy_flops`.
 
-Half-precision products of a GPU want rows that begin at multiples of 16 bytes (NVIDIA, Deep Learning Performance
-Guide, "Tensor Core Requirements"); where an operand's or the result's do not, as with a vocabulary of 50257, they take
+Half-precision products of a GPU need rows that begin at multiples of 16 bytes (NVIDIA, Deep Learning Performance
+Guide, "Tensor Core Requirements"). If an operand or the result has other rows, as with a vocabulary of 50257, they take
 three to six times as long (`Family.unaligned`).
 
 >>> whole = busy_flops("cuda", 108, 1, 8192, 8192, 8192) / (2 * 8192**3)
@@ -33,10 +34,11 @@ from autopar.layout import Layout
 
 @dataclass(frozen=True)
 class Family:
-    """How one family of devices multiplies: tiles (rows, columns, part of the rate), depth of a loop's ends in k.
+    """How one family of devices multiplies. `tiles`: (rows, columns, part of the rate that they reach); `depth`: the
+    loop's prologue and epilogue, in steps of k; `least_k`: the least k of one part when k is split.
 
-    `unaligned`: (elements, part of the rate) of half-precision products whose rows have multiples of that many elements
-    at most; without any, alignment does not matter.
+    `unaligned`: (elements, part of the rate) for half-precision products whose rows' lengths are multiples of no more
+    than this power of two; empty if alignment does not matter.
     """
 
     tiles: tuple[tuple[int, int, float], ...]
@@ -57,15 +59,15 @@ FAMILIES = {
     # Register blocks inside a core's caches (BLIS: 16 x 6 to 32 x 12 of float32).
     "cpu": Family(((16, 16, 1.0),), 4, 1 << 30),
 }
-_SPLITS = (1, 2, 4, 8, 16)
+_SPLITS = (1, 2, 4, 8, 16)  # the numbers of parts of k that are tried
 _HALF = ("bfloat16", "float16")
 
 
 @lru_cache(maxsize=1 << 16)
 def busy_flops(kind: str, processors: int, batch: float, m: float, n: float, k: float) -> float:
-    """FLOPs that the device could do in the time of `batch` products (m, k) x (k, n), were it full: >= 2 batch m n k.
+    """The FLOPs that a fully used device could do in the time of `batch` products (m, k) x (k, n): >= 2 batch m n k.
 
-    Never less for a larger m, n, k or batch; and a d-th of a product never takes less than a d-th of its time.
+    Monotone in m, n, k and batch; and a d-th of a product never takes less than a d-th of its time.
     """
     family = FAMILIES[kind]
     best = math.inf
@@ -75,7 +77,7 @@ def busy_flops(kind: str, processors: int, batch: float, m: float, n: float, k: 
         for split in _SPLITS:
             depth = max(k / split, family.least_k) if split > 1 else k
             waves = math.ceil(tiles * split / processors)
-            ends = family.depth if split == 1 else 4 * family.depth  # the sums of partial results
+            ends = family.depth if split == 1 else 4 * family.depth  # also sums the partial results
             best = min(best, waves * processors * each * (depth + ends))
             if depth <= family.least_k:
                 break
@@ -83,7 +85,7 @@ def busy_flops(kind: str, processors: int, batch: float, m: float, n: float, k: 
 
 
 def aligned_part(kind: str, dtype: str, *rows: float) -> float:
-    """The part of its rate that a product reaches whose operands' and results' rows have these many elements.
+    """The part of its rate that a product reaches if its operands' and its result's rows have these lengths.
 
     >>> aligned_part("cuda", "bfloat16", 50257, 768), aligned_part("cuda", "bfloat16", 50304, 768)
     (0.18, 1.0)
@@ -98,7 +100,8 @@ def aligned_part(kind: str, dtype: str, *rows: float) -> float:
 def as_product(
     work: Work, node: fx.Node, output: torch.Tensor, inputs: Sequence[torch.Tensor], *, attention: bool
 ) -> Work:
-    """`work` with the form of the node's product; its second input is taken for the one of (k, n) a product."""
+    """`work` with batch and columns of the node's product; the second input is taken to have k n elements per
+    product."""
     if output.dim() < 2 or not output.numel():
         return replace(work, attention=attention)
     dim = 1 if "conv" in target_name(node) else output.dim() - 1
@@ -119,11 +122,12 @@ def product_seconds(
     columns_cut: float,
     second_part: float,
 ) -> tuple[float, float]:
-    """Seconds forward and backward of a node's products on one device, which computes `part` of them.
+    """Forward and backward seconds of a node's products on one device, which computes `part` of them.
 
-    `rate`: FLOP/s of a full device. The device holds `output_part` of the output, whose columns are cut in
-    `columns_cut` pieces, and `second_part` of the second input. Backward is a product for each input that needs a
-    gradient: (m, n) x (n, k) and (k, m) x (m, n); that of attention, and of what has no known form, goes like forward.
+    `rate`: FLOP/s of a fully used device. The device holds `output_part` of the output, whose columns are cut into
+    `columns_cut` pieces, and `second_part` of the second input. Backward has one product for each input that requires a
+    gradient: (m, n) x (n, k) and (k, m) x (m, n). Backward of attention, and of products of unknown form, is priced by
+    its FLOPs at forward's efficiency.
     """
     elements = work.output_elements * output_part
     forward = work.flops_forward * part
@@ -136,8 +140,8 @@ def product_seconds(
     n, whole_k = work.columns / columns_cut, work.flops_forward / (2 * work.output_elements)
     batch = min(max(1.0, work.batch * second_part * columns_cut * whole_k / k), float(work.batch))
     m = elements / n / batch
-    in_rows = work.column_dim == len(work.output_shapes[0]) - 1 if work.output_shapes else True  # not of a convolution
-    if in_rows and not work.attention:  # the whole lengths: where a cut is uneven, the last device's are as odd
+    in_rows = work.column_dim == len(work.output_shapes[0]) - 1 if work.output_shapes else True  # False: a convolution
+    if in_rows and not work.attention:  # whole lengths too: if the cut is uneven, some device has an odd length
         rate *= aligned_part(kind, work.dtype, n, k, work.columns, whole_k)
     busy = busy_flops(kind, processors, batch, m, n, k)
     if work.attention or not 0 < times <= 2:
@@ -147,7 +151,7 @@ def product_seconds(
 
 
 def columns_cut(layouts: Sequence[Layout], work: Work, mesh_shape: tuple[int, ...] | None) -> float:
-    """Into how many pieces as long as the longest the columns of the first output are cut."""
+    """The columns of the first output, over those of the longest piece into which they are cut."""
     if mesh_shape is None or not layouts or work.column_dim < 0:
         return 1.0
     return _cut(layouts[0], work.column_dim, work.columns, mesh_shape)

@@ -1,7 +1,7 @@
-"""Strides and shared storages as on the target device, where its kernels lay outputs out otherwise than meta's.
+"""Corrects strides and shared storages to those of the target device, where its kernels' differ from the meta device's.
 
-Fused attention lays its output out as its query lies, mostly (batch, sequence, heads, head dim): merging the heads, a
-copy on the meta device, is a view there, so that one tensor is kept for backward and not two.
+Fused attention gives its output the strides of its query, mostly (batch, sequence, heads, head dim) in memory. Merging
+the heads, a copy on the meta device, is then a view, so that one tensor is saved for backward and not two.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, t
 
 
 def correct_strides(graph: fx.Graph, device_kind: str, root: nn.Module | None) -> None:
-    """Give VAL the device's strides, and follow them through the ops that read such a tensor."""
+    """Replace VAL by tensors with the device's strides, and propagate these through all ops that read such a tensor."""
     changed: set[TensorRef] = set()
-    holders: set[fx.Node] = set()  # of changed tensors: what makes or picks them
+    holders: set[fx.Node] = set()  # the nodes that make or select a changed tensor
     for node in graph.nodes:
         if not node.op.startswith("call"):
             continue
@@ -43,14 +43,14 @@ def correct_strides(graph: fx.Graph, device_kind: str, root: nn.Module | None) -
 
 
 def _run_again(node: fx.Node, refs: Sequence[TensorRef], root: nn.Module | None) -> set[TensorRef]:
-    """Run a node on its corrected inputs; the outputs whose strides or storages are others than before."""
+    """Run a node again on its corrected inputs; returns the outputs whose strides or storages have changed."""
     args, kwargs = arguments(node, {ref: tensor_of(ref).detach() for ref in refs})
     call, _ = callable_of(node, root)
     try:
         with torch.no_grad(), data_free(node):
             value = call(*args, **kwargs)
     except NoDataError:
-        return set()  # it stays as traced, and its cost is an estimate
+        return set()  # the outputs stay as traced, and the node's cost will be an estimate
     outputs = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
     before = output_tensors(node)
     if len(outputs) != len(before):
@@ -65,7 +65,7 @@ def _run_again(node: fx.Node, refs: Sequence[TensorRef], root: nn.Module | None)
 
 
 def _lay_out(node: fx.Node, refs: Sequence[TensorRef], device_kind: str) -> set[TensorRef]:
-    """Give the output of an op the strides that its kernel gives it."""
+    """Give an op's output the strides of the device's kernel, if there is a row for it."""
     outputs = output_tensors(node)
     row = kernel(node.target, device_kind, outputs, *arguments(node, {ref: tensor_of(ref) for ref in refs}))
     if row is None or row.output is None or row.output.stride() == outputs[0].stride():
@@ -74,7 +74,7 @@ def _lay_out(node: fx.Node, refs: Sequence[TensorRef], device_kind: str) -> set[
 
 
 def _replace(node: fx.Node, news: dict[int, torch.Tensor]) -> set[TensorRef]:
-    """Put `news` in place of some of a node's tensors."""
+    """Replace some of a node's output tensors by `news`."""
     numbers = iter(range(len(output_tensors(node))))
 
     def one(value: object) -> object:

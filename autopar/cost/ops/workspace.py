@@ -1,4 +1,4 @@
-"""What one call allocates for a moment, on data-free tensors: temporaries, and gradients that are other gradients."""
+"""Measures the temporaries of one call on data-free tensors, and which gradients alias other gradients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from autopar.cost.ops.node_cost import NodeCost
 
 @dataclass(frozen=True)
 class Workspace:
-    """Bytes of temporaries forward and backward; by input, the output whose gradient is the input's own, and whether
-    its gradient is a view, to which autograd adds nothing in place."""
+    """Bytes of temporaries in forward and backward; for each input, the output whose gradient is the input's gradient
+    too, and whether the input's gradient is a view, into which autograd does not accumulate in place."""
 
     forward_bytes: int
     backward_bytes: int
@@ -26,8 +26,8 @@ class Workspace:
     gradient_is_view: tuple[bool, ...]
 
     def added_to(self, cost: NodeCost, places: Sequence[int], *, at_once: bool) -> NodeCost:
-        """A node's cost with these figures; `places` of its inputs here. `at_once`: by one kernel, whose temporaries
-        the cost has by now."""
+        """A node's cost with these figures. `places`: the index here of each of the node's inputs. `at_once`: the op is
+        one kernel, and `cost` already has its temporaries."""
         return replace(
             cost,
             gradient_alias_of=tuple(self.gradient_alias_of[place] for place in places),
@@ -38,7 +38,7 @@ class Workspace:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that ops under it made and that are alive, and their peak."""
+    """Counts the bytes of live storages that ops under it have made, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class LiveBytes(TorchDispatchMode):
         self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def given(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These are there already, and do not count."""
+        """Exclude these tensors, which exist already."""
         self._seen.update(t.untyped_storage() for t in tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,10 +96,10 @@ def measure_workspace(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -
             alias[place] = source.get(storage_id(gradient))
             views[place] = _is_view(gradient)
             if alias[place] is None:
-                own[storage_id(gradient)] = touched_bytes(gradient)  # of a part of a larger one (rfft's), not the rest
+                own[storage_id(gradient)] = touched_bytes(gradient)  # not the rest of a larger storage (rfft)
     return Workspace(forward, max(0, live.peak_bytes - before - sum(own.values())), tuple(alias), tuple(views))
 
 
 def _is_view(tensor: torch.Tensor) -> bool:
-    """Whether another tensor holds its storage: the base of a view does, also where no gradient is tracked."""
+    """Whether another tensor holds its storage, as the base of a view does; this also works without autograd."""
     return storage_holders(tensor) > 1

@@ -1,1 +1,1 @@
-"""How a graph is made up: blocks that repeat, what of them can be recomputed, and their names."""
+"""The structure of a graph: blocks that repeat, which parts of them can be recomputed, and their names."""

@@ -1,12 +1,13 @@
 """Repeated blocks of a graph: runs of equal consecutive stretches, found by structure and not by name.
 
-A block is a stretch of `period` nodes that repeats `count` times in a row. Nodes are equal when they run the same
-function with the same constants on values of the same shapes, dtypes and need for a gradient; two stretches are equal
-when besides their nodes the edges are: inside the stretch, from the stretch before, or from one and the same node
-before the whole run. The first stretch may read other nodes where the later ones read the one before them.
+A block is a stretch of `period` nodes that repeats `count` times in a row. Nodes are equal if they run the same
+function with the same constants on values of the same shapes, dtypes and `requires_grad`. Two stretches are equal if
+their nodes and their edges are: an edge comes from inside the stretch, from the stretch before, or from a node before
+the whole run that all stretches read. Where later stretches read the one before them, the first may read any other
+node.
 
-A stretch before such a run that is like its blocks, but that less of it needs gradients, is a repeat of one: the first
-block behind a frozen embedding, whose input needs none.
+A stretch before such a run that is equal except that fewer of its tensors require gradients is a repeat of count one:
+the first block after a frozen embedding, whose input requires none.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from autopar.graph import KIND, SCOPE, VAL, input_nodes, output_tensors, target_
 
 @dataclass(frozen=True)
 class Repeat:
-    """`count` equal stretches of `period` nodes, the first one beginning at position `start`.
+    """`count` equal stretches of `period` nodes; the first begins at position `start`.
 
-    `of`: the longer repeat whose stretches these are, where constraints tell them from others of it.
+    `of`: the whole repeat, if these stretches are only a part of it because constraints tell them from the others.
     """
 
     start: int
@@ -48,7 +49,8 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Region:
-    """Positions `first` to `last` (inclusive): one repeated block (`repeat`, `instance`), or what lies between."""
+    """Positions `first` to `last` (inclusive): one block (number `instance` of repeat number `repeat`), or the nodes
+    between two repeats."""
 
     first: int
     last: int
@@ -57,7 +59,7 @@ class Region:
 
 
 def regions(length: int, repeats: Sequence[Repeat]) -> tuple[Region, ...]:
-    """The whole graph of `length` nodes as a row of regions, one for every block.
+    """A graph of `length` nodes as a sequence of regions, with one for every block.
 
     >>> [(r.first, r.last, r.repeat) for r in regions(9, [Repeat(2, 3, 2)])]
     [(0, 1, None), (2, 4, 0), (5, 7, 0), (8, 8, None)]
@@ -76,14 +78,14 @@ def regions(length: int, repeats: Sequence[Repeat]) -> tuple[Region, ...]:
 
 
 def find_repeats(graph: fx.Graph) -> tuple[Repeat, ...]:
-    """The repeated blocks of a graph, in order; each block reads a parameter, its own or one that all of them share."""
+    """The repeats of a graph, in order; every block reads a parameter, its own or one that all blocks share."""
     nodes = list(graph.nodes)
     facts = _Facts(nodes, numpy.array(labels_of(nodes), dtype=numpy.int64))
     return tuple(sorted(_search(facts, 0, len(nodes)), key=lambda r: r.start))
 
 
 def labels_of(nodes: Sequence[fx.Node]) -> list[int]:
-    """A number for each node, the same for those that are equal (the head of this file)."""
+    """A number for each node; the same for equal nodes (see the module's docstring)."""
     numbers: dict[Hashable, int] = {}
     told: dict[int, Hashable] = {}
     return [numbers.setdefault(_told(n, told), len(numbers)) for n in nodes]
@@ -92,9 +94,10 @@ def labels_of(nodes: Sequence[fx.Node]) -> list[int]:
 def repeats_under(
     graph: fx.Graph, marks: Mapping[fx.Node, Hashable], alike: Sequence[Repeat] | None = None
 ) -> tuple[Repeat, ...]:
-    """The repeats `alike` (default: `find_repeats`), parted where `marks`, of some nodes, tell neighbours apart.
+    """The repeats `alike` (default: `find_repeats`), each cut between neighbouring blocks whose nodes have different
+    `marks` (constraints).
 
-    The blocks are the same, so that what shares a bucket, and what may be recomputed as a whole, is as without marks.
+    The blocks themselves stay the same, so that marks change neither buckets nor what may be recomputed as a whole.
     """
     alike = find_repeats(graph) if alike is None else tuple(alike)
     if not marks:
@@ -113,12 +116,12 @@ def repeats_under(
 
 
 def unparted(repeats: Sequence[Repeat]) -> tuple[Repeat, ...]:
-    """Repeats as they are where no constraints part them."""
+    """The repeats before constraints cut them (`repeats_under`)."""
     return tuple(dict.fromkeys(repeat.of or repeat for repeat in repeats))
 
 
 class _Facts:
-    """What the search asks of the nodes, by position."""
+    """The facts about nodes that the search needs, by position."""
 
     def __init__(self, nodes: list[fx.Node], labels: numpy.ndarray) -> None:
         position = {node: i for i, node in enumerate(nodes)}
@@ -136,13 +139,14 @@ class _Facts:
         ]
         self.parameters = numpy.concatenate([[0], numpy.cumsum(holds)])
         self.scopes = [n.meta.get(SCOPE, ()) for n in nodes]
-        for i in reversed(range(len(nodes) - 1)):  # sizes are taken where a tensor is made, for who reads it
+        for i in reversed(range(len(nodes) - 1)):  # a call without tensors (a size) belongs to the node that follows it
             if nodes[i].op.startswith("call") and not output_tensors(nodes[i]):
                 self.scopes[i] = self.scopes[i + 1]
 
 
 def _search(facts: _Facts, low: int, high: int) -> Iterator[Repeat]:
-    """The repeat that folds most nodes between `low` and `high`, the block before it, and then those on either side."""
+    """The repeat that folds most nodes between `low` and `high`, the block before it, and recursively those on either
+    side."""
     best = _best(facts, low, high)
     if best is not None:
         before = _before(facts, best, low)
@@ -153,6 +157,7 @@ def _search(facts: _Facts, low: int, high: int) -> Iterator[Repeat]:
 
 
 def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
+    """The repeat between `low` and `high` whose folding saves most nodes (`_gain`)."""
     found: list[tuple[int, int, int, int]] = []  # (blocks, period, first, end) of each run of equal labels
     labels = facts.labels[low:high]
     for period in _periods(labels):
@@ -166,20 +171,24 @@ def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
     for count, period, first, end in sorted(found, key=lambda f: (*_gain(f[0], f[1]), f[1], f[2])):
         if best is not None and _gain(best.count, best.period) <= _gain(count, period):
             break
-        repeat = _cut(facts, period, first, end)  # of blocks whose edges are equal too: maybe a few of them
+        repeat = _cut(facts, period, first, end)  # may have fewer blocks, since their edges must be equal too
         if repeat is not None and (best is None or _gain(repeat.count, repeat.period) < _gain(best.count, best.period)):
             best = repeat
     return best
 
 
 def _gain(count: int, period: int) -> tuple[int, int]:
-    """What folding so many blocks leaves away, the less the better. The first may decide for itself (it reads what no
-    block made), so that it counts as half a block: two layers are more than three equal projections within each."""
+    """A sort key: minus the number of nodes that folding saves, so that the least key is best.
+
+    The first block may be decided for itself, since it may read other nodes, so it counts as half a block: two layers
+    are then better than three equal projections within each.
+    """
     return -period * (2 * count - 3), -period * (count - 1)
 
 
 def _before(facts: _Facts, repeat: Repeat, low: int) -> list[Repeat]:
-    """The stretch before a repeat, from `low` on, that is like its blocks, but that less of it needs gradients."""
+    """The stretch before a repeat, if it equals the blocks except that fewer of its tensors require gradients; it must
+    not begin before `low`."""
     start = repeat.start - repeat.period
     if start < low:
         return []
@@ -198,15 +207,16 @@ def _made(node: fx.Node) -> list[torch.Tensor]:
 
 
 def _periods(labels: numpy.ndarray) -> list[int]:
-    """The distances worth trying: those between neighbours of the same label, and those at which as many nodes have
-    their like as are between: blocks of several layers, in which every label may occur several times."""
+    """The periods worth trying: distances between consecutive nodes of the same label; and distances d at which at
+    least d nodes have the same label as the node d later. The latter finds blocks of several layers, in which every
+    label occurs several times."""
     distances: set[int] = set()
     order = numpy.argsort(labels, kind="stable")
     same = labels[order][1:] == labels[order][:-1]
     gaps = (order[1:] - order[:-1])[same]
     values, counts = numpy.unique(gaps, return_counts=True)
     distances.update(values[(counts >= 2) & (values >= 2)].tolist())
-    short = labels.astype(numpy.min_scalar_type(int(labels.max(initial=0))))  # at all distances, bytes count
+    short = labels.astype(numpy.min_scalar_type(int(labels.max(initial=0))))  # small integers compare faster
     for distance in range(2, len(labels) // 2 + 1):
         if numpy.count_nonzero(short[distance:] == short[:-distance]) >= distance:
             distances.add(distance)
@@ -214,11 +224,11 @@ def _periods(labels: numpy.ndarray) -> list[int]:
 
 
 def _cut(facts: _Facts, period: int, first: int, end: int) -> Repeat | None:
-    """Where a run of equal labels is best cut into blocks: where the fewest values cross from one into the next."""
+    """The repeat in a run of equal labels: blocks begin where the fewest values cross from one block into the next."""
     if facts.parameters[min(first + period, end)] == facts.parameters[first]:
         return None
     ended = numpy.minimum(facts.last_use[first:end], end) + 1 - first
-    crossing = -numpy.bincount(ended, minlength=end - first + 2)  # of a cut before position `first + index`
+    crossing = -numpy.bincount(ended, minlength=end - first + 2)  # values that cross a cut before `first + index`
     crossing[1 : end - first + 1] += 1
     crossing = numpy.cumsum(crossing)
     ranked = []
@@ -234,7 +244,7 @@ def _cut(facts: _Facts, period: int, first: int, end: int) -> Repeat | None:
 
 
 def _checked(facts: _Facts, start: int, period: int, count: int) -> int:
-    """How many of the stretches have equal edges."""
+    """How many of the stretches, from the first on, have equal edges."""
     for i in range(1, count):
         here = start + i * period
         for k in range(period):
@@ -253,7 +263,7 @@ def _common(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _told(node: fx.Node, told: dict[int, Hashable]) -> Hashable:
-    """The label of a node, made once for all calls of a kind."""
+    """The label of a node, computed once for all calls of one kind (`KIND`)."""
     kind = node.meta.get(KIND)
     if kind is None:
         return _label(node)
@@ -263,7 +273,8 @@ def _told(node: fx.Node, told: dict[int, Hashable]) -> Hashable:
 
 
 def _label(node: fx.Node, *, gradients: bool = True) -> Hashable:
-    """Equal for nodes that do the same to values of the same form; `gradients`: that need gradients alike."""
+    """Equal for nodes that do the same to values of the same form. `gradients`: whether `requires_grad` is part of
+    it."""
     value = node.meta.get(VAL)
     values = [value] if isinstance(value, (torch.Tensor, int)) else pytree.tree_leaves(value)
     forms = [

@@ -1,10 +1,10 @@
-"""Blocks that are equal but for their place in all that memory and time depend on, so that one stands for many.
+"""Blocks that are equal in everything that memory and time depend on, so that one of them stands for many.
 
-A repeat (`cost.structure.blocks`) has equal labels and edges. Beside these, what is predicted of a block depends on the
-strides of its tensors, on the parameters behind its nodes, on what else reads its tensors, and on its neighbours. Of a
-repeat of m blocks whose blocks 1 to m - 1 are equal in all that, and make what is read in the same block and the next
-alone, or returned by all of them, block 2 stands for blocks 2 to m - 2 (the *middle*): these have equal neighbours on
-both sides too.
+A repeat (`cost.structure.blocks`) has equal labels and edges. The prediction for a block also depends on the strides of
+its tensors, on the parameters behind its nodes, on which other nodes read its tensors, and on its neighbours. Suppose
+that blocks 1 to m - 1 of a repeat of m blocks are equal in all this, and that what they make is read only in the same
+block and the next, or is returned by all of them. Then block 2 stands for blocks 2 to m - 2 (the *middle*), since these
+also have equal neighbours on both sides.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from autopar.cost.memory.formulas import StepMemory
 
 MODEL = 2
-"""The block that stands for all in the middle."""
-_LEAST = 6  # blocks of which one at least is never looked at
+"""The number of the block that stands for all blocks in the middle."""
+_LEAST = 6  # blocks that a repeat must have to be folded: then at least one block need not be evaluated
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,16 +37,16 @@ class Fold:
 
     @property
     def middle(self) -> range:
-        """The blocks that are equal to the model, itself among them."""
+        """The blocks that are equal to the model, including itself."""
         return range(MODEL, self.repeat.count - 1)
 
     @property
     def unseen(self) -> range:
-        """Positions of the blocks that nobody needs to look at: of the middle, all but the first two."""
+        """The positions of the blocks that need not be evaluated: those of the middle but for its first two."""
         return range(self.repeat.instance(MODEL + 2).start, self.repeat.instance(self.repeat.count - 1).start)
 
     def block(self, position: int) -> int:
-        """The number of the block at a position, -1 outside."""
+        """The number of the block at a position; -1 outside the repeat."""
         repeat = self.repeat
         return (position - repeat.start) // repeat.period if repeat.start <= position < repeat.end else -1
 
@@ -58,14 +58,15 @@ class Fold:
         return self.block(self.position[node]) in self.middle
 
     def moved(self, ref: TensorRef, blocks: int) -> TensorRef:
-        """The same tensor so many blocks on; what is made outside, or by the first or last block, is so for all."""
+        """The tensor's counterpart so many blocks later; a tensor that is made outside the repeat, or by its first or
+        last block, has none and is returned itself."""
         at = self.position[ref.node]
         if 0 < self.block(at) < self.repeat.count - 1:
             return TensorRef(self.nodes[at + blocks * self.repeat.period], ref.index)
         return ref
 
     def model_of(self, node: fx.Node) -> fx.Node:
-        """The node of the model that stands for one of the middle."""
+        """The model's node that stands for a node of the middle."""
         at = self.position[node]
         return self.nodes[at - (self.block(at) - MODEL) * self.repeat.period]
 
@@ -79,6 +80,7 @@ def find_folds(memory: StepMemory) -> tuple[Fold, ...]:
 
 
 def _is_uniform(fold: Fold, memory: StepMemory) -> bool:
+    """Whether the blocks of a repeat satisfy the conditions in the module's docstring."""
     repeat, nodes = fold.repeat, fold.nodes
     second = _facts(fold, 1, memory)
     if any(_facts(fold, block, memory) != second for block in range(2, repeat.count)):
@@ -100,7 +102,7 @@ def _is_uniform(fold: Fold, memory: StepMemory) -> bool:
 
 
 def _facts(fold: Fold, block: int, memory: StepMemory) -> tuple[list[Any], ...]:
-    """What is not part of the labels and edges of a block: equal where blocks are."""
+    """The facts of a block that its labels and edges do not include; they must be equal too."""
     start, nodes = fold.repeat.instance(block).start, fold.block_nodes(block)
     costs = [node.meta.get(COST) for node in nodes]
     kinds = [node.meta.get(KIND) for node in nodes]
@@ -112,7 +114,7 @@ def _facts(fold: Fold, block: int, memory: StepMemory) -> tuple[list[Any], ...]:
 
 
 def _facts_of_one(node: fx.Node, memory: StepMemory) -> tuple[object, ...]:
-    """Of a node that is no call of some kind."""
+    """The facts of a node without a `KIND`, that is, not a call."""
     strides = [_strides(tensor) for tensor in output_tensors(node)]
     if not memory.is_parameter(node):
         return (strides,)
@@ -120,7 +122,7 @@ def _facts_of_one(node: fx.Node, memory: StepMemory) -> tuple[object, ...]:
 
 
 def _reaching_further(fold: Fold, block: int) -> list[bool]:
-    """Which nodes are read behind the next block, but those that make numbers: nothing lives for these."""
+    """For each node whether it is read after the next block; False for nodes without tensors, which take no memory."""
     until, position = fold.repeat.instance(block + 1).stop, fold.position
     return [
         bool(output_tensors(node)) and max(map(position.__getitem__, node.users), default=0) >= until
@@ -129,7 +131,7 @@ def _reaching_further(fold: Fold, block: int) -> list[bool]:
 
 
 def _is_returned_alone(fold: Fold, block: int, offset: int) -> bool:
-    """Whether nothing but the graph's output reads a node behind the next block."""
+    """Whether after the next block only the graph's output reads the node."""
     until = fold.repeat.instance(block + 1).stop
     users = fold.block_nodes(block)[offset].users
     return all(user.op == "output" for user in users if fold.position[user] >= until)
@@ -140,6 +142,6 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _stays(fold: Fold, memory: StepMemory, node: fx.Node) -> bool:
-    """Whether a node of the model keeps what it makes in a storage of its own block, or of what is before all."""
+    """Whether the storages of a model node's outputs were made in the model block or outside the repeat."""
     refs = [TensorRef(node, i) for i in range(len(output_tensors(node)))]
     return all(fold.block(fold.position[memory.roots[ref].node]) in (-1, MODEL) for ref in refs)

@@ -1,4 +1,4 @@
-"""A table that fills as it is asked: of a large graph with equal blocks, most is never asked for."""
+"""A dict that computes missing entries: in a large graph with equal blocks, most entries are never asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Found(dict[Any, Any]):
-    """Asks `find` for what it has not been asked for yet.
+    """A dict that computes a missing entry by `find` and keeps it.
 
     >>> squares = Found(lambda n: n * n)
     >>> squares[3], dict(squares)

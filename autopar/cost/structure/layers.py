@@ -1,12 +1,13 @@
-"""Layers that are alike where blocks are not, as five of six layers that attend to what is near.
+"""Nearly equal layers within and across blocks, such as five of six layers that have local attention.
 
-Blocks may hold several layers because one of them is not quite like the others: it attends to all tokens, has no
-rotary embedding, or keeps more for a cache. And where the layers are no multiple of six, those left over are blocks of
-their own. What such layers have in common has the same ways to run, and decides alike here, as equal blocks do; then
-blocks of six layers have hardly more decisions than blocks of one.
+A block may have several layers because one of them differs a bit: it attends to all tokens, has no rotary embedding, or
+keeps more for a cache. If the number of layers is no multiple of six, those left over are separate blocks. Nodes that
+such layers have in common have the same strategies, and share their decisions, as equal blocks do. Blocks of six layers
+then have hardly more decisions than blocks of one.
 
-A layer is a module of a block, next to others of its type, of which each hands on no more tensors than the block does;
-else the block is one. Which of their nodes go together, the longest common stretches tell.
+The layers of a block are its submodules of one type, if there are several, they make up most of it, and none hands on
+more tensors than the block does; otherwise the whole block is one layer. The longest common stretches of two layers
+tell which of their nodes correspond.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from torch import fx
 
 from autopar.graph import SCOPE, output_tensors
 
-_MOST_APART = 0.25  # of the nodes of a block: outside of its layers; of layers of two blocks: without their like
-_SHORTEST = 8  # nodes: shorter stretches may be like each other by chance
+_MOST_APART = 0.25  # the most of a block's nodes outside of its layers; of two layers' nodes without a counterpart
+_SHORTEST = 8  # nodes of a common stretch; shorter ones may be equal by chance
 
 Layer = Sequence[int]  # the offsets of its nodes in a block
 
 
 def layers_of(nodes: Sequence[fx.Node]) -> list[Layer]:
-    """The layers of a block; the whole of it where it has no two."""
+    """The layers of a block; the whole block as one, if it has no two."""
     inside = _modules(nodes)
     by_type: dict[str, list[Layer]] = {}
     for (_, kind), mine in inside.items():
@@ -40,8 +41,11 @@ def layers_of(nodes: Sequence[fx.Node]) -> list[Layer]:
 
 
 def pairs(one: Sequence[Hashable], other: Sequence[Hashable], *, nearly_all: bool = False) -> Iterator[tuple[int, int]]:
-    """Nodes of two layers that are like each other, given what is equal for those that are; none unless `nearly_all`
-    are, if that is asked."""
+    """Corresponding nodes of two layers, each given as a sequence of keys that are equal for nodes which may
+    correspond.
+
+    `nearly_all`: yield nothing if more than `_MOST_APART` of the nodes have no counterpart.
+    """
     found = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
     some = [match for match in found if match.size >= _SHORTEST]
     if nearly_all and sum(match.size for match in some) < (1 - _MOST_APART) * max(len(one), len(other)):
@@ -51,8 +55,8 @@ def pairs(one: Sequence[Hashable], other: Sequence[Hashable], *, nearly_all: boo
 
 
 def _modules(nodes: Sequence[fx.Node]) -> Mapping[tuple[str, str], list[int]]:
-    """The outermost modules, path and type, of which a block has several, with their nodes; none where too many nodes
-    are in none."""
+    """The modules (path, type) at the outermost depth where the block has several, with their nodes; {} if too many
+    nodes are in none of them."""
     scopes = [node.meta.get(SCOPE, ()) for node in nodes]
     depth = 0
     while True:
@@ -68,7 +72,7 @@ def _modules(nodes: Sequence[fx.Node]) -> Mapping[tuple[str, str], list[int]]:
 
 
 def _handed_on(nodes: Sequence[fx.Node]) -> list[int]:
-    """Before each offset, and behind the last: how many tensors that the block made so far are read from there on."""
+    """For each offset, and for the end: how many tensors that the block has made before are read from there on."""
     offsets = {node: i for i, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 2)
     for i, node in enumerate(nodes):

@@ -1,13 +1,13 @@
-"""What of a repeated block is recomputed at which price: a few nested levels, from the graph alone.
+"""Levels of recompute of a repeated block: a few nested sets of segments, from the graph alone.
 
-Level l recomputes the segments of level l, stretches of the block's ops; each of them lies in one of level l + 1, and
-the last level is the whole block. A segment frees what its ops save of storages that nothing outside reads, and keeps
-what it reads; its replay costs what its ops cost up to the last that saves something (`cost.traffic`).
+Level l recomputes the segments of level l, which are stretches of the block's ops. Every segment lies in one of level
+l + 1, and the last level is the whole block. A segment frees what its ops save in storages that nothing outside reads,
+and keeps what it reads; its replay costs the seconds of its ops up to the last that saves something (`cost.traffic`).
 
-Segments of one level are those with the largest sum of bytes freed less seconds times a rate, by dynamic programming
-over where they begin and end; falling rates give the levels. Of what that finds, the few stay that together come
-nearest to all: in the plane of bytes and seconds, a level close to the line between its neighbours goes, since some
-blocks at either neighbour do nearly the same.
+The segments of a level maximise the bytes freed less the seconds times a rate, by dynamic programming over where
+segments begin and end; falling rates give the levels. Only a few levels are kept, those that approximate the curve of
+seconds over bytes best: a level close to the line between its neighbours is dropped, since some blocks at one neighbour
+and some at the other do nearly the same.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from autopar.graph import BIAS_OF, TensorRef, output_tensors, tensor_of
 from autopar.leaf_calls import LeafCall
 
 Array = Any
-Span = tuple[int, int]  # offsets in a block, inclusive
+Span = tuple[int, int]  # first and last offset in a block, both inclusive
 
-MOST = 3  # levels below the whole block
-_RATES = 40
-_BELOW = 0.99  # of the lowest rate at which a stretch is worth nothing
+MOST = 3  # levels that are kept beside the whole block
+_RATES = 40  # rates that are tried, in a geometric series
+_BELOW = 0.99  # the lowest rate tried without the whole block, over the one at which the worst stretch breaks even
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The levels of a block of so many nodes; `inner`: the segments of each but the last. `memory` and `nodes` are
-    those of its first instance."""
+    """The levels of a block of `length` nodes; `inner`: the segments of every level but the last, which is the whole
+    block."""
 
     inner: tuple[tuple[Span, ...], ...]
     length: int
@@ -44,21 +44,21 @@ class Levels:
         return len(self.inner) + 1
 
     def spans(self, level: int) -> tuple[Span, ...]:
-        """The segments of a level, 1 and on."""
+        """The segments of a level; levels count from 1."""
         return self.inner[level - 1] if level <= len(self.inner) else ((0, self.length - 1),)
 
     def holding(self, offset: int, level: int) -> Span | None:
-        """The segment of a level that holds a node."""
+        """The segment of a level that contains a node, if any."""
         return next((span for span in self.spans(level) if span[0] <= offset <= span[1]), None)
 
     def together(self, one: int, other: int) -> int:
-        """The first level at which two nodes are in one segment."""
+        """The lowest level at which two nodes are in one segment."""
         spans = ((level, self.holding(one, level)) for level in range(1, len(self) + 1))
         return next(level for level, span in spans if span is not None and span[0] <= other <= span[1])
 
 
 class NoSegmentError(ValueError):
-    """A stretch (offsets in a block) that cannot be a segment; the text says why."""
+    """A stretch (offsets in a block) cannot be a segment; the message says why."""
 
     def __init__(self, span: Span, why: str) -> None:
         super().__init__(why)
@@ -76,11 +76,11 @@ def levels_of(
     parted: Collection[int] = (),
     whole: bool = True,
 ) -> Levels:
-    """The levels of a block; `seconds`: of a node's forward.
+    """The levels of a block; `seconds`: the forward seconds of a node.
 
-    `forced`: segments of the first level, whatever they are worth; `free`: the ops (offsets) that segments of parts may
-    hold, all by default, but not all of those `parted` at once; `whole`: parts are worth it only where they free more
-    bytes a second than the whole block does. Raises NoSegmentError for one forced that cannot be.
+    `forced`: the segments of the first level, whatever their gain. `free`: the ops (offsets) that segments below the
+    whole block may contain, by default all; of those in `parted` no segment may contain all. `whole`: segments must
+    free more bytes per second than the whole block does. Raises NoSegmentError if a forced segment is impossible.
     """
     if any(isinstance(node.target, LeafCall) for node in nodes):
         for span in forced:
@@ -100,7 +100,8 @@ def levels_of(
 
 
 class _Block:
-    """Bytes and seconds of all stretches [a, b] of a block's ops, as matrices."""
+    """Matrices over all stretches [a, b] of a block's ops: bytes freed, seconds of the replay, and whether [a, b] can
+    be a segment. A *place* is an op's index among the block's ops, an offset its index among all nodes."""
 
     def __init__(self, memory: StepMemory, nodes: Sequence[fx.Node], seconds: Callable[[fx.Node], float]) -> None:
         self.memory, self.nodes = memory, nodes
@@ -112,6 +113,8 @@ class _Block:
         self.possible = self._possible()
 
     def _freed(self) -> Array:
+        """The bytes that [a, b] frees of what its ops save: of storages that are made at a or later and read last at b
+        or before, and internal bytes. Sums over all such places, by cumulative sums in both directions."""
         memory = self.memory
         found = np.zeros((self.many, self.many + 1))
         reads = self._reads()
@@ -124,7 +127,7 @@ class _Block:
         return np.cumsum(np.cumsum(found[::-1], axis=0)[::-1], axis=1)[:, : self.many]
 
     def _kept_besides(self) -> Array:
-        """What a stretch reads from before it that nobody keeps otherwise."""
+        """The bytes that a stretch reads from before it and that nothing else would keep: recompute has to."""
         memory = self.memory
         found = np.zeros((self.many, self.many))
         for root, places in self._reads().items():
@@ -138,7 +141,7 @@ class _Block:
         return np.cumsum(found, axis=1)
 
     def _reads(self) -> dict[TensorRef, set[int]]:
-        """By storage, where it is read; behind the block: `many`."""
+        """For each storage the places at which it is read; `many` stands for reads after the block."""
         memory = self.memory
         found: dict[TensorRef, set[int]] = {}
         inside = set(self.nodes)
@@ -152,6 +155,7 @@ class _Block:
         return found
 
     def _seconds(self, seconds: Callable[[fx.Node], float]) -> Array:
+        """The seconds of replaying [a, b], up to the last op that saves something."""
         each = [seconds(self.nodes[offset]) for offset in self.ops]
         before = np.concatenate([[0.0], np.cumsum(each)])
         ends, end = np.zeros(self.many, dtype=np.int64), 0
@@ -162,13 +166,13 @@ class _Block:
         return np.maximum(0.0, before[ends][None, :] - before[: self.many, None])
 
     def _possible(self) -> Array:
-        """Stretches that read each parameter that they read alone, and do not part a product from its bias; and not
-        the whole block."""
+        """The stretches that can be segments: not the whole block; each parameter is read entirely inside or entirely
+        outside; and a product is not separated from its split bias."""
         found = np.triu(np.ones((self.many, self.many), dtype=bool))
         found[0, self.many - 1] = False
         for node, place in self.place.items():
             product = node.meta.get(BIAS_OF)
-            if product in self.place:  # the two may be one op again
+            if product in self.place:  # product and addition may be merged into one op again
                 found[self.place[product] + 1 : place + 1, :] = False
                 found[:, self.place[product] : place] = False
         begins, ends = np.arange(self.many)[:, None], np.arange(self.many)[None, :]
@@ -184,7 +188,8 @@ class _Block:
         return found
 
     def allow(self, free: Collection[int], parted: Collection[int]) -> None:
-        """Only stretches of ops that are `free`, without one of those `parted`, if there are any."""
+        """Restrict the stretches to ops in `free`, and exclude those that contain all ops in `parted`, if it has
+        any."""
         barred = np.cumsum([0, *(offset not in free for offset in self.ops)])
         self.possible &= barred[None, 1:] == barred[:-1, None]
         if places := [place for place, offset in enumerate(self.ops) if offset in parted]:
@@ -193,7 +198,8 @@ class _Block:
     # -- segments -----------------------------------------------------------------------------------------------------
 
     def solutions(self, first: tuple[Span, ...] = (), whole: bool = True) -> list[tuple[Span, ...]]:
-        """Segments at falling rates, down to that of the `whole`, nested, that hold the `first`."""
+        """Nested sets of segments at falling rates, which all contain the segments `first`; with `whole`, down to the
+        rate (bytes freed per second) of the whole block."""
         useful = self.possible & (self.freed > 0)
         if not useful.any():
             return []
@@ -210,7 +216,7 @@ class _Block:
         return found
 
     def _best(self, rate: float, inside: Sequence[Span]) -> tuple[Span, ...]:
-        """The segments of the largest sum that hold those `inside`."""
+        """The segments with the largest sum of bytes freed less rate times seconds, which contain those in `inside`."""
         covered, cut = np.zeros(self.many, dtype=bool), np.zeros(self.many + 1, dtype=bool)
         for first, last in inside:
             covered[first : last + 1] = True
@@ -224,7 +230,7 @@ class _Block:
             if not covered[j - 1]:
                 best[j] = best[j - 1]
             sums = best[:j] + values[:j, j - 1]
-            i = j - 1 - int(np.argmax(sums[::-1]))  # the shortest of equal ones
+            i = j - 1 - int(np.argmax(sums[::-1]))  # the shortest among equally good segments
             if sums[i] > best[j] and not np.isclose(sums[i], best[j], rtol=1e-9, atol=0.0):
                 best[j], start[j] = sums[i], i
         spans, j = [], self.many
@@ -237,7 +243,7 @@ class _Block:
         return tuple(reversed(spans))
 
     def total(self, spans: Sequence[Span]) -> tuple[float, float]:
-        """Bytes and seconds of some segments."""
+        """Bytes freed and seconds of some segments."""
         return sum(float(self.freed[s]) for s in spans), sum(float(self.seconds[s]) for s in spans)
 
     @property
@@ -245,14 +251,15 @@ class _Block:
         return float(self.freed[0, -1]), float(self.seconds[0, -1])
 
     def offsets(self, spans: Sequence[Span]) -> tuple[Span, ...]:
-        """The same by nodes."""
+        """The segments given by places, as offsets."""
         return tuple((self.ops[first], self.ops[last]) for first, last in spans)
 
 
 def _pruned(
     block: _Block, found: list[tuple[Span, ...]], most: int, first: tuple[Span, ...] = (), whole: bool = True
 ) -> list[tuple[Span, ...]]:
-    """At most so many levels behind the `first`, those that lie furthest from the lines between their neighbours."""
+    """At most `most` levels after the `first`: drops, one by one, the level that is closest to the line between its
+    neighbours."""
     points = [block.total(first), *map(block.total, found), *([block.whole] if whole else [])]
     kept = list(range(len(points)))
     while len(kept) > 2:
@@ -265,6 +272,7 @@ def _pruned(
 
 
 def _below(before: tuple[float, float], point: tuple[float, float], after: tuple[float, float]) -> float:
-    """The area of the triangle that a level makes with the line between its neighbours; not below it: none."""
+    """Twice the area of the triangle of a level and its neighbours; not positive if the level is not below the line
+    between them (seconds over bytes), that is, of no use."""
     (x0, y0), (x1, y1), (x2, y2) = before, point, after
     return (x1 - x0) * (y2 - y0) - (x2 - x0) * (y1 - y0)

@@ -1,4 +1,4 @@
-"""What a stretch of the graph is called: by the user's modules, not by positions of nodes."""
+"""Names of stretches of the graph, made of the user's modules and not of positions of nodes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from autopar.graph import SCOPE, output_tensors, target_name
 
 
 def stretch_name(nodes: Sequence[fx.Node]) -> str:
-    """The numbered block that holds all ops of the stretch, or "first to last" of its modules.
+    """The numbered module that contains all ops of the stretch, or "first to last" of its modules.
 
-    An op that the model's own forward calls stands with its function's name: "transformer.ln_f to cross_entropy".
+    An op that the model's own forward calls has its function's name: "transformer.ln_f to cross_entropy".
     """
     calls = [node for node in nodes if node.op.startswith("call") and output_tensors(node)]
     if not calls:
@@ -28,9 +28,9 @@ def stretch_name(nodes: Sequence[fx.Node]) -> str:
 
 
 def part_name(nodes: Sequence[fx.Node], block: str) -> str:
-    """A part of a block by its first and last op: "transformer.h.0.mlp.act to mlp.c_proj".
+    """The name of a part of a block, by its first and last op: "transformer.h.0.mlp.act to mlp.c_proj".
 
-    Where the block is no module of its own (two layers of which constraints ask different things) it stands by itself.
+    If the block is no single module (two layers with different constraints), the part is named as a stretch.
     """
     if " to " in block:
         return stretch_name(nodes)
@@ -40,13 +40,13 @@ def part_name(nodes: Sequence[fx.Node], block: str) -> str:
 
 
 def _within(node: fx.Node, block: str) -> str:
-    """An op by its module's path in the block; one that the block itself calls by its function."""
+    """An op's name: its module's path within the block, or its function's name if the block itself calls it."""
     path = _name(node)
     return path.removeprefix(f"{block}.") if path != block else target_name(node).rpartition(".")[2]
 
 
 def _shared(scopes: Iterable[tuple[tuple[str, str], ...]]) -> str:
-    """The deepest module around all ops; those of the model's own forward do not count."""
+    """The path of the innermost module that contains all ops; ops of the model's own forward do not count."""
     shared: tuple[tuple[str, str], ...] | None = None
     for scope in scopes:
         if not scope:
