@@ -31,8 +31,7 @@ ActionKind = Literal[
 
 @dataclass(frozen=True)
 class Action:
-    """One action of this rank on its local tensor along one mesh axis; `cut` and `new_cut` are set as its kind needs
-    them.
+    """One action of this rank on its local tensor along one mesh axis; the kind says which of the cuts are set.
 
     `handed`: number of elements that the first rank passes in, which has the most where a dim is not divided evenly.
     Decisions that depend on sizes use this number, so that all ranks decide alike.

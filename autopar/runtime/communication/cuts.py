@@ -76,7 +76,7 @@ class Cut:
         return digits.select(self.dim + 1, rank).flatten(self.dim, self.dim + 1)
 
     def repeats(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is expanded (stride 0) along the dim, so that a view of a piece holds no more memory than a
+        """Whether a tensor is expanded (stride 0) along the dim: then a view of a piece holds no more memory than a
         copy."""
         if tensor.stride(self.dim) or torch.compiler.is_compiling():  # a compiler's storages are not real
             return False
@@ -169,8 +169,7 @@ class Regrouping:
         return tuple(block)
 
     def packed(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
-        """The blocks that `rank` sends, one after another, in 1-D: a view where the strides allow it, else copied
-        once."""
+        """The blocks that `rank` sends, one after another in 1-D: a view if strides allow it, else copied once."""
         if self.src.dim != self.dst.dim and not self.dst.is_ragged:
             return self.dst.stack(piece).reshape(-1)
         flat = piece.new_empty(piece.numel())

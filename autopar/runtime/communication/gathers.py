@@ -41,8 +41,7 @@ class _Gather(NamedTuple):
 
 
 class _Arriving(NamedTuple):
-    """Members of a bucket that are being gathered: `handed` were passed on by another bucket, the others are in
-    `flight`."""
+    """Members of a bucket on their way: those `handed` on by another bucket, and the others in a flight."""
 
     members: Sequence[int]
     handed: Mapping[int, torch.Tensor]
@@ -131,8 +130,7 @@ class Gathers:
             return _Arriving(members, handed, Flight(shards, [stage.forward for stage in stages], stages[0].dtype))
 
     def _hand_on(self, bucket: Bucket, whole: Mapping[int, torch.Tensor]) -> None:
-        """Pass members on to a bucket that reads them soon; detached, since the tensors of a call get an autograd
-        history."""
+        """Pass members on to a bucket that reads them soon; detached, as tensors of a call get an autograd history."""
         this_pass = torch._C._current_graph_task_id()
         on = self._route.handed_on(self._gather, backward=this_pass != -1).get(bucket, {})
         for member, (after, place) in on.items():
@@ -140,8 +138,7 @@ class Gathers:
                 self._handed.setdefault((this_pass, after), {})[place] = whole[member].detach()
 
     def _go_ahead(self, bucket: Bucket, *, read: bool) -> None:
-        """Launch the collectives of later buckets that are due by now; wait only for those launched at an earlier
-        bucket."""
+        """Launch later buckets' collectives that are due by now; wait only for those launched at an earlier bucket."""
         backward = torch._C._current_graph_task_id() != -1
         here, behind = self._gather(bucket), self._behind(bucket, backward=backward)
         for (after, *_), collectives in due_ahead(here, behind, self._route.longest, read=read):
