@@ -76,8 +76,7 @@ class Cut:
         return digits.select(self.dim + 1, rank).flatten(self.dim, self.dim + 1)
 
     def repeats(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is expanded (stride 0) along the dim: then a view of a piece holds no more memory than a
-        copy."""
+        """Whether a tensor is expanded (stride 0) along the dim: a view of a piece then holds no more than a copy."""
         if tensor.stride(self.dim) or torch.compiler.is_compiling():  # a compiler's storages are not real
             return False
         piece = tensor.numel() // self.length * self.longest

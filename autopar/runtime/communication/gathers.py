@@ -68,7 +68,7 @@ class Gathers:
         self._read: dict[Bucket, int] = {}  # the backward pass that has read all of it
 
     def __del__(self) -> None:
-        """End gathers that are still under way: a pass may end early (gradients of only some parameters, an error)."""
+        """End gathers still under way: a pass may end early (gradients of only some parameters, an error)."""
         if dist.is_initialized():
             self._abandon()
 

@@ -38,8 +38,7 @@ class Reductions:
         self._sums = GradientSums()  # where several ops or buckets read one parameter in the same layout
 
     def __del__(self) -> None:
-        """End reductions that are still under way: a pass may end early (gradients of only some parameters, an
-        error)."""
+        """End reductions still under way: a pass may end early (gradients of only some parameters, an error)."""
         if dist.is_initialized():
             leave((flight for some in self._arriving.values() for flight, _ in some), self._thread)
 

@@ -16,8 +16,7 @@ Handed = dict[Bucket, dict[int, tuple[Bucket, int]]]  # members of a bucket, eac
 
 @dataclass(frozen=True)
 class Stop:
-    """A bucket where a call reads it. `segment`: -1 outside segments; `replayed`: whether its segment's replay reads
-    it."""
+    """A bucket where a call reads it. `segment`: -1 outside; `replayed`: whether its segment's replay reads it."""
 
     bucket: Bucket
     segment: int

@@ -63,8 +63,7 @@ class Conversions:
         return scope.converted[ref, layout]
 
     def read(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> fx.Node:
-        """The value for an op that reads it; for a parameter with several readers, through a node that sums
-        gradients."""
+        """The value as an op reads it: a parameter with several readers comes through a node that sums gradients."""
         value = self.value(ref, layout, scope, position)
         if not (self._is_parameter(ref) and self._needs_grad(ref) and len(readers(ref)) > 1):
             return value
@@ -82,8 +81,7 @@ class Conversions:
         return any(self._is_parameter(ref) and moves(self._recipe(ref, self.wanted(ref, w))) for ref, w in pairs)
 
     def _is_parameter(self, ref: TensorRef) -> bool:
-        """Whether a tensor is a parameter of the plan, whose gradient the transit brings; unregistered tensors are
-        not."""
+        """Whether a tensor is a parameter of the plan, whose gradient the transit brings."""
         return ref.node.op == "get_attr" and str(ref.node.target) in self._parameters
 
     def wanted(self, ref: TensorRef, layout: Layout) -> Layout:
@@ -118,8 +116,7 @@ class Conversions:
         return ref.node.op == "get_attr" and self._stored.get(str(ref.node.target), data.dtype) != data.dtype
 
     def _bucket(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> None:
-        """Convert all members of the bucket that contains this tensor, at the first use of one of them in this
-        scope."""
+        """Convert all members of the bucket that contains this tensor, at their first use in this scope."""
         name = str(ref.node.target)
         planned = self._buckets.get((name, layout, scope.segment)) if ref.node is self._attributes.get(name) else None
         members = [(ref, layout)]

@@ -111,8 +111,7 @@ class _Lowering:
         )
 
     def _inputs(self) -> None:
-        """Insert the graph's inputs: values of the trace's placeholders, then local tensors of parameters and
-        buffers."""
+        """Insert the graph's inputs: the trace's placeholders, then local tensors of parameters and buffers."""
         for node in self.nodes:
             if node.op == "placeholder":
                 local = self.outer.placeholder(node.name)

@@ -102,8 +102,7 @@ class Scope:
         return self.attribute("object", value, id(value))
 
     def attribute(self, name: str, value: Any, identity: Hashable = None) -> fx.Node:
-        """The node of a constant that fx cannot print (a recipe, a segment); it is stored on the module and read by
-        name."""
+        """The node of a constant that fx cannot print (a recipe, a segment): an attribute of the module."""
         key = (name, value if identity is None else identity)
         if key not in self._attribute_nodes:
             unique = f"{name}_{len(self._attributes)}"
@@ -163,8 +162,7 @@ def _is_parameter(ref: TensorRef) -> bool:
 
 
 def readers(ref: TensorRef) -> set[fx.Node]:
-    """The nodes that read a tensor's data, followed through `getitem`; a node that asks for its size is not a
-    reader."""
+    """The nodes that read a tensor's data, followed through `getitem`; asking for its size is not reading."""
     found: set[fx.Node] = set()
     waiting = list(ref.node.users)
     while waiting:

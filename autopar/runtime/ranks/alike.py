@@ -39,8 +39,7 @@ _groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictio
 
 @dataclass(frozen=True)
 class CallSize:
-    """A call as three numbers below 2^42: rows of its first tensor, elements of all its tensors, a digest of the
-    rest."""
+    """A call in three numbers below 2^42: rows of its first tensor, elements of all tensors, a digest of the rest."""
 
     rows: int
     elements: int

@@ -129,8 +129,7 @@ _notes: list[Notes] = []
 
 
 def is_fake() -> bool:
-    """Whether the default group is torch's fake one for tests, which has no other ranks, store or running
-    collectives."""
+    """Whether the default group is torch's fake one for tests, which has no other ranks and no notes."""
     return dist.get_backend() == "fake"
 
 
