@@ -1,4 +1,4 @@
-"""Steps whose gradients are not finite: all ranks see it, and all can leave the step out."""
+"""Detects gradients that are not finite on all ranks alike, so that all can skip the step."""
 
 from __future__ import annotations
 
