@@ -13,8 +13,7 @@ from autopar.runtime.stored.model_class import ATTRIBUTE
 
 
 def random_states(model: nn.Module) -> dict[str, Any]:
-    """The states of torch (CPU and this rank's GPU), of NumPy's and Python's global generators, and the plan's
-    counter."""
+    """The states of torch (CPU and this rank's GPU), NumPy's and Python's global generators, and the plan's counter."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002 (the global one is the user's)
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),

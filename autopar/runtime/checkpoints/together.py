@@ -23,8 +23,7 @@ _groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictio
 
 
 class Together:
-    """The ranks of the default process group, or one process without a group; made on every rank for the same
-    `call`."""
+    """The ranks of the default process group, or one process without a group; made on all ranks for the same `call`."""
 
     def __init__(self, call: str) -> None:
         meet(call)

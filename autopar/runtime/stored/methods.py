@@ -36,8 +36,7 @@ class Methods:
         )
 
     def check(self, leaves: Collection[str]) -> None:
-        """Raise InputError if code has changed, except in `leaves` and their submodules, which are called as they
-        are."""
+        """Raise InputError if code has changed, except in `leaves` and their submodules, whose own code runs."""
         self._check_kinds(leaves)
         self._check_forwards(leaves)
         self._check_set(leaves)

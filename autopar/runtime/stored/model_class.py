@@ -23,9 +23,9 @@ ATTRIBUTE = "_autopar"
 def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> type[nn.Module]:
     """A subclass of the same name whose `forward` runs the plan.
 
-    The class is replaced, and not `forward` on the instance: an instance's own `forward` would be shared by deep
-    copies, keep the first model alive, and hide the signature from code that inspects the class. `extra_inputs` (those
-    of a loss that was traced in) are further keyword arguments.
+    The class is replaced, and not `forward` on the instance: an instance's own `forward` would keep the first model
+    alive in its deep copies, and hide the signature from code that inspects the class. `extra_inputs` (those of a loss
+    that was traced in) are further keyword arguments.
     """
 
     @functools.wraps(user_class.forward)
@@ -87,7 +87,7 @@ def _copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[..., nn.Modul
 
 
 def _deep_copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[[nn.Module, dict[int, Any]], nn.Module]:
-    """A deep copy that is compared with its original at once, as loops may change a copy before they call it."""
+    """A deep copy whose structure is recorded at once, as loops may change a copy before they call it."""
 
     @functools.wraps(how)
     def copied(self: nn.Module, memo: dict[int, Any]) -> nn.Module:

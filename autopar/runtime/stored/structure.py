@@ -26,8 +26,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class Structure:
-    """The modules of a model when this is made. The check whether one was replaced is fast, as it runs at every
-    call."""
+    """The modules of a model when this is made. Checking whether one was replaced is fast, as every call does it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = tuple(model.modules())
