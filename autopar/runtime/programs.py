@@ -95,7 +95,7 @@ class Program:
 
 
 class Programs(Sequence[Program]):
-    """The programs of one model, the one that was looked for last first."""
+    """The programs of one model, those looked for most recently first."""
 
     def __init__(self) -> None:
         self._kept: list[Program] = []

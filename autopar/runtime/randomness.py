@@ -76,7 +76,7 @@ def number_of(key: torch.Tensor) -> int:
 
 @contextmanager
 def seeded(key: torch.Tensor, position: int) -> Iterator[None]:
-    """While inside, the default generators start from the step's key and the node; afterwards they are as before."""
+    """While inside, default generators are seeded by the step's key and the node's position; then they are restored."""
     with _default_generators, torch.random.fork_rng([key.device] if key.device.type == "cuda" else []):
         torch.manual_seed(number_of(key) + position)
         yield

@@ -1,4 +1,4 @@
-"""What the runtime asks of a trace; it is handed one and imports no tracer."""
+"""The interface of a trace to the runtime, which is given traces and imports no tracer."""
 
 from __future__ import annotations
 
@@ -64,16 +64,17 @@ class Traced(Protocol):
         """The same trace with `model`, a copy of the root, in the place of the root, which it no longer holds."""
 
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], model: nn.Module) -> Hashable:
-        """All that a trace of `model` (`root`, or a copy of it) would read from Python in such a call."""
+        """All that a trace of `model` (`root`, or a copy of it) reads from Python in such a call; equal keys mean equal
+        graphs."""
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The values of the graph's placeholders, in order; InputError where the call is not the traced one."""
+        """The values of the graph's placeholders, in order; raises InputError if the call is not the traced one."""
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, from the flat outputs of the graph."""
 
     def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
-        """Set on the modules of a model what forward does, from the flat outputs of the graph."""
+        """Set on a model's modules the attributes that forward sets, from the flat outputs of the graph."""
 
 
 Replan = Callable[

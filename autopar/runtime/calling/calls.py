@@ -1,4 +1,4 @@
-"""Which kind a call is of, found quickly, as this runs at every call of the model."""
+"""Finds which kind a call is of; fast, as this runs at every call of the model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.runtime.traces import Traced
 
+# folders of torch and autopar, whose frames are not the user's
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

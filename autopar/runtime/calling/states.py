@@ -81,8 +81,7 @@ def _look(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def take_over(model: nn.Module, program: Program, known: Collection[str], device_mesh: DeviceMesh) -> None:
-    """Bring states that `program` is the first to read (those not yet `known`) into the layouts in which calls get
-    them.
+    """Bring states that `program` is the first to read (those not `known` yet) into the layouts that calls get.
 
     So far calls have set them as values that only the loop reads: of the whole batch, on every rank.
     """

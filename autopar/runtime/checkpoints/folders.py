@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 MARKER, PLAN = "checkpoint.json", "plan.json"
-FORMAT = 1
+FORMAT = 1  # version of the layout of a checkpoint's folder
 _COMPLETE = re.compile(r"step-\d{8,}(\.replaced)?")
 _LEFTOVER = re.compile(r"\.step-\d{8,}\.(partial|deleted)")
 

@@ -70,8 +70,7 @@ class Route:
         return Route(forward, backward, again, longest, places, tuple(names), awaiting=awaiting, runs=both)
 
     def handed_on(self, gather: Callable[[Bucket], Any], *, backward: bool) -> Handed:
-        """Members to pass on to buckets of the next run: those whose gather there would be launched while they still
-        exist.
+        """Members to pass on to buckets of the next run, whose gather would be launched while the members still exist.
 
         A run is a recomputed segment, or what lies between two segments. What a replay gathers exists until backward
         has finished the segment, so at least until the segment's last bucket has been read; any other member exists as

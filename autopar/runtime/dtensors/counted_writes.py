@@ -19,7 +19,7 @@ from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
 @functools.cache
 def count_writes_into_lists() -> None:
-    """From now on, count them. Once a process. The dispatcher is private: torch has no public way to say how ops
+    """From now on, count them; once a process. The dispatcher is private: torch has no public way to set how ops
     run."""
     handlers = DTensor._op_dispatcher._custom_op_handlers
     for op in _writing_lists():

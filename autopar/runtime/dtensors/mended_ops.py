@@ -1,8 +1,8 @@
 """Ops whose results on DTensors are wrong in torch (2.13 to 2.15), without an error, where loops use them on outputs.
 
 torch runs `F.mse_loss(student(x), teacher(x))` of two planned models, and ops like it, on the local parts as they are.
-The gradient of a mean is then divided by the number of this rank's elements, so it is too large by the number of parts;
-and the mean is that of the parts' means, which is wrong if the parts differ in size, as those of odd parameters do.
+The gradient of a mean is then divided by the number of this rank's elements: it is too large by a factor, the number of
+parts. The mean is that of the parts' means, which is wrong if the parts differ in size, as those of odd parameters do.
 Decomposed into ops on DTensors, they use the global size. `fill_` of a partial tensor, which `F.cosine_embedding_loss`
 calls, writes the whole number into each summand.
 

@@ -1,5 +1,4 @@
-"""Lets gradients of a planned model be copied (`copy.deepcopy`) and pickled (`torch.save`); a copied parameter has
-none.
+"""Gradients of a planned model can be copied (`copy.deepcopy`) and pickled (`torch.save`); copied parameters have none.
 
 Gradients are views of a bucket's buffer, and the whole buffer would be copied or written with each of them. Besides,
 torch (2.13) gives a DTensor the storage offset of its local tensor, takes a DTensor whose offset is not 0 for a tensor

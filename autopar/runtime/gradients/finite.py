@@ -1,4 +1,4 @@
-"""Detects gradients that are not finite on all ranks alike, so that all can skip the step."""
+"""Tells all ranks alike whether gradients are finite on every rank, so that all can skip a step."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Autograd adds them up itself. But where the first gradient is a view, as those of linear layers are, it makes the sum
 beside the first two; and where recomputed blocks read the parameter, it adds nothing before a whole block is through.
-So each op reads such a parameter through a node of its own, which adds to one sum for all ops and passes no gradient
-on.
+So each op reads such a parameter through a node of its own, which adds to one sum for all ops.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-_REFUSAL = "currently running autograd.grad()"
+_REFUSAL = "currently running autograd.grad()"  # in torch's error
 _last: tuple[int, bool] = -1, True  # the last pass by its number, and its kind
 
 

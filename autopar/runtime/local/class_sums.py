@@ -97,8 +97,7 @@ def sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's summands of Σ exp(x - highest) and of Σ t x, in the dtype of `highest`.
 
-    `t` is as in `classes.cross_entropy`. What is saved for backward has the dtype of the logits, as in the unsharded
-    op.
+    `t` is as in `classes.cross_entropy`. What is saved has the dtype of the logits, as in the unsharded op.
     """
     found: tuple[torch.Tensor, torch.Tensor] = _Sums.apply(logits, highest, target, weight, labels)
     return found

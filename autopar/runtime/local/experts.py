@@ -25,8 +25,7 @@ def experts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Loc
 
 @torch.compiler.disable(reason="how many tokens go to which rank depends on data")  # type: ignore[untyped-decorator]
 def exchanged(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """Tokens and experts are both sharded over some axes: a route's token goes to its expert's rank, the result comes
-    back.
+    """Tokens and experts are both sharded over some axes: a token goes to its expert's rank, the result comes back.
 
     Several axes are handled one after the other: first to the ranks that have the expert's outermost digit, from there
     to those with the next. How many tokens go where depends on data, so every rank first tells the others, and the

@@ -47,7 +47,7 @@ def attention_dropout(
     """`F.scaled_dot_product_attention` with dropout.
 
     If the queries are not sharded and a fused kernel supports the arguments, the kernel draws the mask: the same
-    numbers in each replay and on each rank that has the same part, but others than on one process. Otherwise the score
+    numbers in each replay and on each rank that has the same part, but not those of one process. Otherwise the score
     matrix is formed, and its mask is that of the global tensor.
     """
     assert key is not None

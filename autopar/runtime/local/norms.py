@@ -91,8 +91,7 @@ def _named(is_function: bool, flag: str, args: tuple[Any, ...], kwargs: dict[str
 
 
 def batch_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.batch_norm` or `torch.batch_norm`, training: statistics over all axes that shard x on a dim other than
-    channels.
+    """`F.batch_norm` or `torch.batch_norm`, training: statistics over all axes that shard x, except on channels.
 
     Running statistics are updated equally on every rank. Outside training, it is the op itself.
     """

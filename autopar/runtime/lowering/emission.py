@@ -98,7 +98,7 @@ def reads_memory(target: Any) -> bool:
 
 
 _RESHAPES: dict[Any, str] = {"view": "reshape", "view_as": "reshape_as"}
-_TORCHS_OWN = ("aten", "prim", "prims")
+_TORCHS_OWN = ("aten", "prim", "prims")  # namespaces of torch's own ops
 _ANY_STRIDES = ("torch", "autopar", "_operator", "builtins", "math")  # modules of functions that accept any strides
 
 

@@ -115,7 +115,7 @@ class Scope:
         self.graph.lint()
         made = fx.GraphModule(_Attributes(self._attributes), self.graph)
         # fx's own `__call__` reads source lines for the traceback of every exception, and every replay ends with one
-        type(made).__call__ = torch.nn.Module.__call__  # type: ignore[method-assign]    # its own class
+        type(made).__call__ = torch.nn.Module.__call__  # type: ignore[method-assign]  # its own class
         return made
 
     def pick(self, node: fx.Node, path: pytree.KeyPath) -> fx.Node:

@@ -21,9 +21,9 @@ from autopar.runtime.ranks.failures import told
 from autopar.runtime.ranks.standing import is_fake
 from autopar.user_warnings import users_line
 
-WARNING_SECONDS = 20.0
+WARNING_SECONDS = 20.0  # after so long, a rank that waits for others warns
 _ITEMS = 16  # digests that one call can compare, as the vector has a fixed length
-_MESSAGE_BYTES = 2048
+_MESSAGE_BYTES = 2048  # to which the text of an error is cut
 BATCH = 'the batch (with inputs="global" every rank passes the same one)'
 _MENDED_BY = {
     "the shapes and dtypes of the examples": "; those of the whole batch, also where each rank passes a part of it",

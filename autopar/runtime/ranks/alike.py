@@ -29,7 +29,7 @@ from autopar.runtime.ranks.failures import told
 from autopar.runtime.ranks.meeting import timeout_of
 from autopar.runtime.ranks.standing import Call, is_fake, mine, ordinal, others, period_seconds
 
-_RANK_BITS = 20
+_RANK_BITS = 20  # lowest bits of a compared number, which hold the rank
 _CPU = torch.device("cpu")
 _LOOKING = 64  # at most so many ranks read notes at a time, as each reads those of all ranks
 _PAUSES = 1e-4, 0.05  # seconds between polls of the all-reduce: the first pause, and the longest

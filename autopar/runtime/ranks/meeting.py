@@ -31,7 +31,7 @@ from autopar.runtime.ranks.standing import (
 )
 from autopar.user_warnings import warn
 
-_WARNING_SECONDS = 20.0
+_WARNING_SECONDS = 20.0  # after so long, a rank that waits warns, and takes uncertain signs of absence into account
 _EVEN_TIME = timedelta(seconds=30)  # the other ranks wait longer than the first, which decides for all
 
 

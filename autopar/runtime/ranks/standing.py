@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-PERIOD_SECONDS = 2.0
+PERIOD_SECONDS = 2.0  # between two notes of a rank; more with many ranks
 _NOTES_A_SECOND = 500  # at most so many are written, by all ranks together
 _SILENT_PERIODS = 5  # a rank whose note is older counts as silent
-_READING = timedelta(seconds=10)
+_READING = timedelta(seconds=10)  # timeout of a request to the store
 
 
 class Call(NamedTuple):

@@ -20,7 +20,7 @@ from autopar.runtime.stored.hooks_for_all import HooksForAll, refuse_backward_ho
 from autopar.runtime.stored.methods import Methods, is_within
 from autopar.runtime.traces import Traced
 
-_OF_INPUTS = ("make_inputs_require_grads", "make_inputs_require_grad")
+_OF_INPUTS = ("make_inputs_require_grads", "make_inputs_require_grad")  # hooks of transformers and peft, by name
 _CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

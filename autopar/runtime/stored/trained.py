@@ -25,7 +25,7 @@ from autopar.user_warnings import warn
 
 
 class HasPlan(Protocol):
-    """What runs a plan."""
+    """An object that runs a plan, such as a program."""
 
     plan: Plan
 

@@ -24,7 +24,7 @@ from autopar.runtime.weights.recording import Tape, View, recording
 from autopar.runtime.weights.replaying import Replay, Slice, slice_for
 
 Build = Callable[[], nn.Module]
-_OWN = ("reset_parameters", "_reset_parameters")
+_OWN = ("reset_parameters", "_reset_parameters")  # methods that initialise a module: the first that it has is called
 
 
 def materialise(

@@ -28,15 +28,15 @@ from torch._subclasses.fake_tensor import (
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # private: values meanwhile
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # private: for real values meanwhile
 
 from autopar.errors import InputError
 from autopar.runtime.calling.calls import place_of_frames
 
 _DRAWN_WHOLE = ("_no_grad_trunc_normal_",)
 """Functions of torch.nn.init that draw until all numbers are in range, which depends on data: one step each."""
-_READ: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
-_RESIZED = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
+_READ: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)  # read a tensor's values
+_RESIZED = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})  # change a tensor's memory: refused
 
 
 @dataclass(frozen=True)

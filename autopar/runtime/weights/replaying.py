@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes  # private: values while a constructor is recorded
+from torch.utils._python_dispatch import _disable_current_modes  # private: for real values while recording
 
 from autopar.runtime.weights.recording import Step, Tape, View
 
@@ -106,7 +106,7 @@ def _name(step: Step) -> str:
     return schema.name if schema is not None else ""
 
 
-_DRAWN_IN_ORDER = frozenset({"aten::normal_", "aten::uniform_"})
+_DRAWN_IN_ORDER = frozenset({"aten::normal_", "aten::uniform_"})  # CPUs draw their numbers in memory order
 PIECE_ELEMENTS = 1 << 22
 """Elements drawn at once of numbers that nothing reads: they are drawn only to advance the generator."""
 
