@@ -1,4 +1,4 @@
-"""Leaf modules in a local graph: random numbers equal on all ranks, and results checked against the trace."""
+"""Leaves (calls that run as one op) in a local graph: equal random numbers on all ranks, results as in the trace."""
 
 from __future__ import annotations
 

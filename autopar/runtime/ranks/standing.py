@@ -78,7 +78,7 @@ class Notes:
         threading.Thread(target=self._go_on, name="autopar notes", daemon=True).start()
 
     def read(self) -> dict[int, Standing]:
-        """The notes of the other ranks; none at all if a rank has not written its own yet, or if the store is gone."""
+        """The notes of the other ranks; empty if a rank has not written its own, or if the store is gone."""
         try:
             others = [rank for rank in range(self._ranks) if rank != self._rank]
             found = self._store.multi_get([_key(rank) for rank in others])
