@@ -47,7 +47,7 @@ from autopar.runtime.stored.structure import Structure, refuse_backward_hooks
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.weights.loaded_states import load_into_submodules, load_optimizer_states
 
-_moved: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters in whose places models have DTensors now
+_moved: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that DTensors have replaced in a planned model
 _WRAPPERS = {
     **dict.fromkeys(("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"), "pass what it wraps"),
     "OptimizedModule": "pass the model itself, and compile what autoparallelize returns",
@@ -55,18 +55,18 @@ _WRAPPERS = {
 
 
 def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh, *, replan: Replan) -> nn.Module:
-    """Make `model` run `plan` on `device_mesh`; every rank calls this alike. Returns the same object.
+    """Make `model` run `plan` on `device_mesh`; called on every rank. Returns the same object.
 
-    Its class becomes a subclass of the user's, its parameters become DTensors with rank 0's values, stored as
-    the plan says; those on the meta device stay there until `materialise` or `load_weights`. A call of another kind
-    than the traced one (other shapes, other arguments, eval) asks `replan` for its graph and plan.
+    Its class becomes a subclass of the user's. Its parameters become DTensors with rank 0's values, stored as the plan
+    says; those on the meta device stay there until `materialise` or `load_weights`. A call of another kind than the
+    traced one (other shapes, other arguments, eval) asks `replan` for its graph and plan.
 
     Raises PlanMismatchError or InputError, on every rank, before anything is changed.
     """
     device = _device(device_mesh)
     check_world(device_mesh)
     take_over_timeout(device_mesh)
-    group_of_all()  # may make a group, for which all ranks are needed
+    group_of_all()  # may create a group, which is collective
     error: Exception | None = None
     try:
         _check(model, traced, plan, device_mesh)
@@ -115,13 +115,13 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
 
 
 def check_world(device_mesh: DeviceMesh) -> None:
-    """Raise InputError for a mesh that leaves ranks out: those would not have its groups."""
+    """Raise InputError for a mesh that leaves ranks out: these would not be in its process groups."""
     if device_mesh.size() != dist.get_world_size():
         raise InputError(f"the mesh has {device_mesh.size()} ranks and there are {dist.get_world_size()}: use them all")
 
 
 def check_unplanned(model: nn.Module) -> None:
-    """Raise InputError for a model that runs a plan already, or that something else has laid hands on."""
+    """Raise InputError for a model that is planned, wrapped or sharded already, or that cannot be planned as it is."""
     if hasattr(model, ATTRIBUTE):
         raise InputError("the model is already planned: build a new one to plan it again")
     kind = type(model).__name__
@@ -147,7 +147,7 @@ def check_unplanned(model: nn.Module) -> None:
 
 
 def _check(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh) -> None:
-    """Everything that can be wrong on this rank alone."""
+    """Checks that need no other rank."""
     check_unplanned(model)
     if "forward" in vars(model):
         raise InputError(

@@ -1,11 +1,12 @@
-"""Bytes of all tensors that are alive, for devices whose allocator does not count.
+"""Bytes of all live tensors, for devices whose allocator does not count them.
 
-Gloo's threads hold what a collective was given and what it gave for a moment after it has ended: microseconds where
-they find a free core, milliseconds where they do not. So that a peak is that of the step, and not of how busy the host
-is, it is waited until they let go.
+Gloo's threads hold a collective's input and result for a moment after it has ended: microseconds where they find a free
+core, milliseconds where they do not. So waiting for a collective here includes waiting until they let go, and the peak
+is that of the step, however busy the host is.
 
-Under a dispatch mode autograd adds gradients up in new tensors, where it adds in place without one. So the mode adds in
-place what autograd would: to a tensor that nobody else holds (`accumulate` in torch's `input_buffer.cpp`).
+Under a dispatch mode autograd accumulates gradients into new tensors, whereas without one it adds in place. So this
+mode adds in place where autograd would: into a tensor that nobody else holds (`accumulate` in torch's
+`input_buffer.cpp`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.cost.ops.measure import storage_holders
 
-_MOST_SECONDS = 0.5  # then what a thread holds counts: it is there
+_MOST_SECONDS = 0.5  # the longest wait for gloo's threads; what they hold after it is counted
 _FUNCTIONAL = "_c10d_functional::"
 
 
@@ -47,14 +48,14 @@ class LiveStorages(TorchDispatchMode):
             result = args[0].add_(args[1])
         else:
             result = func(*args, **(kwargs or {}))
-            # of a reduce-scatter, gloo reduces a copy of its own
+            # for a reduce-scatter, gloo reduces a copy of its own
             if name.startswith(_FUNCTIONAL) and "reduce_scatter" not in name and isinstance(result, torch.Tensor):
                 self._held.add(result.untyped_storage())
         self._follow(result)
         return result
 
     def _adds_in_place(self, old: Any, new: Any, **kwargs: Any) -> bool:
-        """Whether this is autograd, which adds up the gradients of a tensor."""
+        """Whether this addition is autograd's accumulation of gradients, into a tensor that nobody else holds."""
         if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or kwargs:
             return False
         tensors = type(old) is torch.Tensor and type(new) is torch.Tensor
@@ -62,7 +63,7 @@ class LiveStorages(TorchDispatchMode):
         return alike and (old._use_count(), storage_holders(old)) == (self._alone, 1)
 
     def _let_go(self, wait: Any, tensor: torch.Tensor) -> Any:
-        """Wait for a collective, and until no thread of gloo holds its result any more."""
+        """Wait for a collective, and until no gloo thread holds its result any more."""
         storage = tensor.untyped_storage()
         under_way = _holders(tensor)
         result = wait(tensor)
@@ -88,7 +89,7 @@ class LiveStorages(TorchDispatchMode):
 
 
 class _Counts(TorchDispatchMode):
-    """How many hold the first tensor of an addition."""
+    """Records the use count of the first tensor of an addition."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class _Counts(TorchDispatchMode):
 
 @cache
 def _held_by_autograd_alone() -> int:
-    """How many hold a gradient, as a mode sees it, that autograd is to add another to: it, and what carries it here."""
+    """The use count, as a mode sees it, of a gradient that autograd alone holds and is about to add another to."""
     with torch.enable_grad():
         x = torch.ones(2, requires_grad=True) * 1.0
         total = (x * 2.0 + x * 3.0).sum()
@@ -114,6 +115,6 @@ def _held_by_autograd_alone() -> int:
 
 
 def _holders(tensor: torch.Tensor) -> int:
-    """How many hold a tensor or its storage: a collective under way does either."""
+    """How many references there are to a tensor and its storage: a collective under way holds one or the other."""
     of_tensor: int = tensor._use_count()  # type: ignore[attr-defined]
     return of_tensor + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

@@ -27,7 +27,7 @@ from autopar.runtime.stored.carried import planned_of
 from autopar.user_warnings import warn
 
 Line = dict[str, Any]
-_MEASURED_STEP = 2  # the third: state and buffers are there by then
+_MEASURED_STEP = 2  # counted from 0: optimizer state and buffers exist by the third step
 
 
 def monitor(
@@ -95,17 +95,17 @@ class Monitor:
             self._live = None
 
     def _begin(self) -> None:
-        """A new span of steps."""
+        """Begin a new span of steps, over which figures are averaged."""
         self._start, self._waited = time.perf_counter(), waits.seconds
         self._rows = self._tokens = self._flops = 0
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def _called(self, planned: Planned, program: Program, inputs: list[Any]) -> None:
-        """A call of the model: what it works on, if it trains."""
+        """Observe a call of the model: count its rows, tokens and FLOPs if it trains."""
         if not torch.is_grad_enabled():
             return
-        if program.traced.entry == FORWARD:  # of what is called beside, the model sees the rows too, or nobody does
+        if program.traced.entry == FORWARD:  # rows of submodule calls pass through forward too, or do not count
             rows, tokens = work_of(program, inputs, planned.rank.mesh.shape)
             self._rows, self._tokens = self._rows + rows, self._tokens + tokens
         self._flops += program.plan.predicted.flops // program.plan.micro_batches
@@ -175,9 +175,9 @@ class Monitor:
 
 
 def work_of(program: Program, inputs: list[Any], mesh_shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and tokens that all ranks together work on in one call.
+    """Rows and tokens that all ranks together process in one call.
 
-    Rows are the first size of the first input; tokens the elements of the first input of integers with two dims.
+    Rows are the first size of the first input; tokens are the elements of the first 2-D input of integers.
     """
     plan, nodes = program.plan, list(program.traced.graph.nodes)
     layouts = [p.outputs[0] for p in plan.nodes if nodes[p.position].op == "placeholder"]
@@ -193,7 +193,7 @@ def work_of(program: Program, inputs: list[Any], mesh_shape: tuple[int, ...]) ->
 
 
 def peak_rate(plan: Plan, model: nn.Module) -> float | None:
-    """FLOPs a second that all devices of the plan reach at most, in the dtype in which it computes."""
+    """Peak FLOPs per second of all devices of the plan together, in its compute dtype."""
     if not plan.cluster:
         return None
     cluster = Cluster.from_dict(plan.cluster)
@@ -204,7 +204,7 @@ def peak_rate(plan: Plan, model: nn.Module) -> float | None:
 
 
 def _standing(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What is there between steps."""
+    """The tensors that exist between steps: parameters, buffers, gradients and optimizer state."""
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
     tensors += [p.grad for p in model.parameters() if p.grad is not None]
     states: list[Mapping[str, Any]] = list(optimizer.state.values())

@@ -44,14 +44,14 @@ from autopar.runtime.stored.trained import Trained
 from autopar.runtime.traces import Replan, Traced
 
 _COMPARED = 10
-"""The call in which batches are compared again; then in twice as many each time."""
-_MAX_SIZES = 1024  # calls whose sizes are remembered; those of other calls are worked out each time
+"""The call at which batches are compared for the second time; then at twice as many calls each time."""
+_MAX_SIZES = 1024  # kinds of calls whose `CallSize` is cached; for others it is computed at each call
 
 
 class Planned:
     """A model's programs, and how it runs them.
 
-    A program holds no parameters, it reads those of the model that it runs for; deep copies of the model share them.
+    A program holds no parameters: it reads those of the model that it runs for. Deep copies of a model share programs.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Planned:
         self.replaced: list[weakref.ref[nn.Parameter]] = []
         self.built_dtypes: Mapping[str, torch.dtype] = {}  # of parameters as the user built them
         self._outputs_whole = False
-        self.returns_own_rows = False  # as loops expect in which each process has rows of its own
-        self.returns_float32 = False  # of what is computed in half precision, as loops with autocast expect
+        self.returns_own_rows = False  # for loops in which each process has rows of its own
+        self.returns_float32 = False  # in place of half precision, for loops with autocast
         self.trained = Trained()
         self._sizes: dict[Hashable, CallSize] = {}
         self._group = group_of_all()
@@ -94,12 +94,12 @@ class Planned:
         self._calls, self._compared_next = 0, _COMPARED
 
     def belong_to(self, model: nn.Module, other: Planned) -> None:
-        """Be that of `model`, which was just copied from the one of `other`."""
+        """Belong to `model`, which was just copied from the model of `other`."""
         if other.structure is not None:
             self.structure = other.structure.of_copy(model, self.programs.traces)
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entry: Entry = FORWARD) -> Any:
-        """One call of the model, or of what is called there, on this rank's part."""
+        """Run one call of the model, or of the submodule or method `entry`, on this rank's part."""
         if not torch.is_grad_enabled() and self.programs.ask_for_gradients:
             return detached(lambda: self.run(model, args, kwargs, entry))
         if self.structure is None:
@@ -115,7 +115,7 @@ class Planned:
         if known is None or changed:
             met = len(self.programs.states)
             program = self._program(model, args, kwargs, entry)
-            if len(self.programs.states) > met:  # it is to be given them, too
+            if len(self.programs.states) > met:  # the call must be given the new states too
                 return self.run(model, args, without_states(kwargs), entry)
             order = order_of(program.traced, *self.whole_call(model, [program], args, kwargs, entry))
             if key is not None and not program.traced.reads_values:
@@ -155,7 +155,7 @@ class Planned:
         return program.traced.rebuild(given)
 
     def _returned(self, program: Program, outputs: Sequence[Any], entry: Entry) -> list[Any]:
-        """What a call has made, for the loop: of what is called beside the model, plain tensors alone."""
+        """The outputs of a call as the loop gets them; submodules and methods return plain tensors only."""
         plan, lies = program.plan, program.lowered.outputs
         is_local, is_beside = plan.inputs == "local", entry != FORWARD
         whole = self._outputs_whole or (is_beside and not is_local)
@@ -170,7 +170,7 @@ class Planned:
         return given
 
     def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
-        """What moves parameters and gradients of one call; None while compiling: compilers order moves themselves."""
+        """The communication of one call; None while compiling, since the compiler orders collectives itself."""
         if torch.compiler.is_compiling():
             return None
         shards = [(t._local_tensor if isinstance(t, DTensor) else t).detach() for t in state]
@@ -178,9 +178,9 @@ class Planned:
 
     @contextmanager
     def whole_outputs(self) -> Iterator[None]:
-        """For loops that are not ours, as `generate` is: what calls inside return is gathered on every rank.
+        """For loops inside libraries, such as `generate`: outputs of calls inside are gathered on every rank.
 
-        Raises InputError with inputs="local", where each rank has prompts of its own and ends when it will.
+        Raises InputError with inputs="local", where each rank would have its own prompts and end at its own step.
         """
         if self.programs and self.programs[0].plan.inputs == "local":
             raise InputError(
@@ -194,7 +194,7 @@ class Planned:
             self._outputs_whole = before
 
     def add(self, traced: Traced, plan: Plan, model: nn.Module) -> Program:
-        """Make a graph with its plan ready to run."""
+        """Lower a graph under its plan, and keep it as a program."""
         self.trained.note(plan, model, self.storage, self.programs)
         return self.programs.add(traced, plan, lower(traced.graph, plan, self.rank))
 
@@ -207,7 +207,7 @@ class Planned:
         changed: Changed,
         entry: Entry,
     ) -> None:
-        """Tell the other ranks what kind of call this is."""
+        """Check that the other ranks make the same kind of call."""
         size = self._sizes.get(key) if key is not None and not changed else None
         if size is None:
             size = CallSize.of(model, args, kwargs, changed, entry, reads_memory=self.programs.read_memory)
@@ -216,7 +216,7 @@ class Planned:
         self._alike.announce(size)
 
     def _changed(self, program: Program, model: nn.Module) -> Changed:
-        """Values of the model that the program's trace has read, and that are others now."""
+        """Values of the model that the program's trace has read and that have changed since."""
         if torch.compiler.is_compiling():
             return {}
         return self._values.since(program.traced, program.number, model)
@@ -224,7 +224,7 @@ class Planned:
     # -- which graph ---------------------------------------------------------------------------------
 
     def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entry: Entry) -> Program:
-        """The program for a call."""
+        """The program for a call, planned anew if no program fits."""
         changed: dict[str, str] = {}
         for program in self.programs.of(entry):
             traced = program.traced
@@ -236,7 +236,7 @@ class Planned:
                 continue
             try:
                 traced.bind(*call)
-            except InputError:  # a guard on values: another program may hold them, or there will be one
+            except InputError:  # a guard on values failed: another program may fit, or one is planned
                 continue
             self.programs.used(program)
             return program
@@ -251,7 +251,7 @@ class Planned:
         kwargs: dict[str, Any],
         entry: Entry = FORWARD,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call as a trace sees it: with inputs="local" tensors are parts, as the first of `programs` says."""
+        """The call as a trace sees it; with inputs="local", parts become stand-ins of global shape, by `programs`."""
         if self.programs[0].plan.inputs == "global":
             return args, kwargs
         shape = self.rank.mesh.shape
@@ -262,7 +262,7 @@ class Planned:
         return global_stand_ins(entry.of(model), ChainMap(states, *known), rows, args, kwargs, states)
 
     def _check_first_call(self, model: nn.Module, program: Program, inputs: Sequence[Any]) -> None:
-        """What would make ranks disagree later is found before the first collective."""
+        """Find what would make ranks disagree later, before the first collective of a program."""
         error: AutoparError | None = None
         try:
             check_ready(model, self.replaced)
@@ -274,9 +274,9 @@ class Planned:
         program.checked = True
 
     def _check_batch(self, program: Program, inputs: Sequence[Any]) -> None:
-        """Batches may part at any time: a rank that draws a random number of its own shuffles otherwise from then on.
+        """Compare the ranks' batches: a rank that draws one random number more shuffles differently from then on.
 
-        They are compared after twice as many calls each time, which costs next to nothing.
+        The number of calls until the next comparison doubles each time, so the cost is negligible.
         """
         self._compared_next *= 2
         if program.whole(inputs):
@@ -285,7 +285,7 @@ class Planned:
     # -- values --------------------------------------------------------------------------------------
 
     def _state_of(self, model: nn.Module, program: Program) -> list[tuple[dict[str, Any], str]]:
-        """Where the parameters, buffers and constants that a program reads are kept: a dictionary and a name."""
+        """Where each parameter, buffer and constant that a program reads is kept: a dictionary and a key in it."""
         found = self._state.get(program.number)
         if found is None:
             kept = self.programs.numbers

@@ -1,4 +1,4 @@
-"""The graphs of a planned model, each ready to run, and which calls they are for; deep copies share them."""
+"""The programs of a planned model (graphs ready to run) and the calls that each is for; deep copies share them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from autopar.runtime.traces import Traced
 from autopar.user_warnings import warn
 
 MAX_GRAPHS = 16
-"""How many graphs of one model, or of one of its modules that is called, are kept; the one that was not used for
-longest goes first, but that of the call that the model was planned for stays: samplers deal out batches of its size."""
+"""How many graphs are kept for calls of the model, and for each of its modules or methods that is called. The least
+recently used one is dropped first, except that of the planned call, since samplers deal out batches of its size."""
 
 made_by_calls: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""States as calls have left them."""
+"""Values of states that calls have made, as opposed to those that the loop has set."""
 
 SET = "states of forward that the loop has set"
 
-_CHANGING = 3  # values of a number: two may be a loop's two modes, as in training and evaluation
+_CHANGING = 3  # warn at so many values of a number: two may be the modes training and evaluation
 
 
 @dataclass(eq=False)
@@ -46,31 +46,31 @@ class Program:
     lowered: Lowered
     last_use: int
     checked: bool = False
-    state: list[torch.Tensor] = field(default_factory=list)  # that was checked last
+    state: list[torch.Tensor] = field(default_factory=list)  # the state that was checked last
 
     def runs(self, key: Hashable) -> bool:
-        """Whether it is for calls of this key (`Traced.key`)."""
+        """Whether the program is for calls with this key (`Traced.key`)."""
         return key == self.traced.own_key or any(key == other for other in self.traced.other_keys)
 
     @cached_property
     def inputs(self) -> dict[str, tuple[Layout, tuple[int, ...]]]:
-        """How each input lies, and its global shape, by its name in the graph."""
+        """The layout and global shape of each input, by its name in the graph."""
         nodes = list(self.traced.graph.nodes)
         planned = [p for p in self.plan.nodes if nodes[p.position].op == "placeholder"]
         return {str(nodes[p.position].target): (p.outputs[0], p.shapes[0]) for p in planned}
 
     def whole(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Of what a call is given, in the graph's order, the tensors that every rank has as a whole."""
+        """The tensors among a call's inputs (in graph order) that every rank holds whole, without states."""
         return {
             str(i): v for i, (name, v) in enumerate(self._whole(inputs)) if v is not None and name not in self.states
         }
 
     def batch_digests(self, inputs: Sequence[Any]) -> dict[str, str]:
-        """What ranks are asked whether they have it alike, in words."""
+        """Digests of what must be equal on all ranks, by its description in words."""
         return {BATCH: content_digest(self.whole(inputs)), SET: content_digest(self.set_by_loop(inputs))}
 
     def set_by_loop(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The same of states, by their names, of which calls have not left it as it is."""
+        """The whole states whose value the loop has set, not a call, by name."""
         given = ((name, v) for name, v in self._whole(inputs) if v is not None and v not in made_by_calls)
         return {name: v for name, v in given if name in self.states}
 
@@ -85,17 +85,17 @@ class Program:
 
     @cached_property
     def asks_for_gradients(self) -> bool:
-        """Whether forward itself does."""
+        """Whether forward itself calls `torch.autograd.grad`."""
         return any(node.target is torch.autograd.grad for node in self.traced.graph.nodes)
 
     @property
     def rows(self) -> int:
-        """How many rows the whole batch has of which each rank passes its part; 0 where every rank passes all."""
+        """Number of rows of the whole batch if each rank passes a part of it; 0 if every rank passes all rows."""
         return next((shape[0] for layout, shape in self.inputs.values() if not layout.is_replicated), 0)
 
 
 class Programs(Sequence[Program]):
-    """The programs of one model; first those that were looked for last."""
+    """The programs of one model, those looked for most recently first."""
 
     def __init__(self) -> None:
         self._kept: list[Program] = []
@@ -103,7 +103,7 @@ class Programs(Sequence[Program]):
         self._numbers, self._uses = itertools.count(), itertools.count()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
         self.states: dict[str, State] = {}
-        """Attributes that any of them goes on from, by the names of their arguments; each is given all of these."""
+        """Attributes that forward carries from call to call in some program, by argument name; all programs get all."""
         self.rows_of_states: dict[str, int] = {}
 
     @overload
@@ -121,11 +121,11 @@ class Programs(Sequence[Program]):
 
     @property
     def first(self) -> Program:
-        """The oldest: of the call that the model was planned for."""
+        """The oldest program: that of the call that the model was planned for."""
         return min(self._kept, key=lambda program: program.number)
 
     def of(self, entry: Entry) -> list[Program]:
-        """Those of what is called there."""
+        """The programs of one entry: the model, a submodule or a method."""
         return [program for program in self._kept if program.traced.entry == entry]
 
     @property
@@ -134,7 +134,7 @@ class Programs(Sequence[Program]):
 
     @property
     def read_memory(self) -> bool:
-        """Whether a call may run another one where its tensors lie otherwise."""
+        """Whether the program of a call may depend on how its tensors lie in memory."""
         return any(program.traced.reads_memory for program in self._kept)
 
     @property
@@ -146,7 +146,7 @@ class Programs(Sequence[Program]):
         return frozenset(program.number for program in self._kept)
 
     def add(self, traced: Traced, plan: Plan, lowered: Lowered) -> Program:
-        """One more, as the last that was used."""
+        """Add a program, as the most recently used."""
         program = Program(next(self._numbers), traced, plan, lowered, next(self._uses))
         self._kept.insert(0, program)
         self.states.update(traced.states)
@@ -166,7 +166,7 @@ class Programs(Sequence[Program]):
         return program
 
     def _settle_rows(self, program: Program) -> None:
-        """States stay along the dim along which the first program reads them, or leaves them; -1 without rows."""
+        """Fix the dim of each state's rows, -1 without: that of the first program that reads it, or else sets it."""
         given = {name: layout for name, (layout, _) in program.inputs.items() if name in program.states}
         read = {name: next((p.dim for p in one.placements if p.is_sharded), -1) for name, one in given.items()}
         dims = by_output(program.traced.graph, program.plan.batch_dims)
@@ -178,7 +178,7 @@ class Programs(Sequence[Program]):
         self.rows_of_states = left | read | self.rows_of_states
 
     def _tell_numbers(self, traced: Traced) -> None:
-        """Warn, of each argument once, where it changes from call to call and not between a few modes."""
+        """Warn once of each number that changes from call to call, and not just between a few modes."""
         for name, value in traced.numbers.items():
             given = self._given.setdefault((traced.entry, name), set())
             before = len(given)
@@ -190,17 +190,17 @@ class Programs(Sequence[Program]):
                 )
 
     def used(self, program: Program) -> None:
-        """This one is the last that was used."""
+        """Mark a program as the most recently used, and look for it first."""
         self._kept.remove(program)
         self._kept.insert(0, program)
         self.note(program)
 
     def note(self, program: Program) -> None:
-        """The same where the order in which they are looked at may stay: compiled calls have gone by it."""
+        """Mark a program as the most recently used, but keep the order, which compiled calls rely on."""
         program.last_use = next(self._uses)
 
     def known(self, key: Hashable | None) -> tuple[Program, Order] | None:
-        """What calls of this key run, and in which order their arguments are its inputs."""
+        """The program that calls with this key run, and the order of their arguments as its inputs."""
         return self._calls.get(key) if key is not None else None
 
     def remember(self, key: Hashable, program: Program, order: Order) -> None:

@@ -1,7 +1,7 @@
-"""Random numbers by counter: a hash of (seed, step, node, global index), in plain integer torch ops.
+"""Counter-based random numbers: a hash of (seed, step, node, global index), in plain integer torch ops.
 
-The same element gets the same number whatever rank holds it, however often the op is replayed. The key of a
-step travels as a tensor argument, so a replay after a later forward sees its own, and nothing recompiles.
+An element gets the same number whichever rank holds it, and however often the op is replayed. The key of a step is
+passed as a tensor argument: a replay after a later forward still sees its own key, and nothing recompiles.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MIX_32_A, _MIX_32_B = 0x7FEB352D, 0x846CA68B
 
 
 def _signed(value: int, bits: int) -> int:
-    """The two's complement of an unsigned constant; integer tensors wrap around alike."""
+    """An unsigned constant as a two's complement integer, since integer tensors wrap around in that form."""
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
 class RandomState:
-    """The seed, and how many training forwards have drawn from it; `counter` is plain state on the device."""
+    """The seed, and how many training forwards have drawn from it; `counter` is a plain tensor on the device."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
@@ -67,7 +67,7 @@ _numbers = WeakTensorKeyDictionary()
 
 
 def number_of(key: torch.Tensor) -> int:
-    """The key as a number: on a GPU what asks first waits for it, and nobody after that."""
+    """The key as a number, cached: on a GPU, only the first request has to wait for it."""
     found = _numbers.get(key)
     if found is None:
         found = _numbers[key] = int(key)
@@ -76,7 +76,7 @@ def number_of(key: torch.Tensor) -> int:
 
 @contextmanager
 def seeded(key: torch.Tensor, position: int) -> Iterator[None]:
-    """While inside, the default generators start from the step's key and the node; afterwards they are as before."""
+    """While inside, default generators are seeded by the step's key and the node's position; then they are restored."""
     with _default_generators, torch.random.fork_rng([key.device] if key.device.type == "cuda" else []):
         torch.manual_seed(number_of(key) + position)
         yield
@@ -85,9 +85,9 @@ def seeded(key: torch.Tensor, position: int) -> Iterator[None]:
 def bits(key: torch.Tensor, position: int, indices: Sequence[torch.Tensor]) -> torch.Tensor:
     """Uniform int32 numbers, one for each combination of the `indices` (int32, one vector a dim).
 
-    Prefixes of the index are mixed at their own, small size; only the last dim is worked on at full size. What meets an
-    index first is no sum or product: those of an `arange` inductor turns into one of a loop's counter, in C++ whose
-    overflow is undefined, where loops that also reduce a row did not end (torch 2.13).
+    Prefixes of the index are mixed at their own, small size; only the last dim is mixed at full size. The first
+    operation on an index is neither a sum nor a product: inductor turns one of an `arange` into arithmetic on a loop
+    counter, in C++ where overflow is undefined, and loops that also reduce a row did not end (torch 2.13).
     """
     node = _mix_64(key + _signed(_GOLDEN_64 * (position + 1) % (1 << 64), 64))
     low, high = node.to(torch.int32), (node >> 32).to(torch.int32)
@@ -106,21 +106,21 @@ def keep(bits: torch.Tensor, drop: float) -> torch.Tensor:
 
 
 def _mix_64(x: torch.Tensor) -> torch.Tensor:
-    """splitmix64's finaliser; its logical shifts are masked arithmetic ones."""
+    """The finaliser of splitmix64; its logical shifts are arithmetic shifts with a mask."""
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(_MIX_64_A, 64)
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(_MIX_64_B, 64)
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
 def _mix_32(x: torch.Tensor) -> torch.Tensor:
-    """The whole 32-bit finaliser: of numbers that follow one another it makes some whose sums do not repeat."""
+    """The whole 32-bit finaliser: it maps consecutive numbers to ones whose sums do not repeat."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * _MIX_32_A
     x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(_MIX_32_B, 32)
     return x ^ ((x >> 16) & 0xFFFF)
 
 
 def _mix_32_(x: torch.Tensor) -> torch.Tensor:
-    """Its middle, in place, for large tensors whose numbers are sums of such ones. (The last eight bits are weak, and
-    read with all others alone.)"""
+    """The middle of the finaliser, in place, for large tensors of sums of mixed numbers. (The last eight bits are weak;
+    they are only read together with all others.)"""
     x.mul_(_MIX_32_A)
     return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_signed(_MIX_32_B, 32))

@@ -11,7 +11,7 @@ _NONE = nullcontext()
 
 
 def named(name: str) -> AbstractContextManager[object]:
-    """A range while a profiler runs; compiled graphs have none, for the compiler names its own."""
+    """A profiler range, if a profiler runs; none in compiled graphs, whose compiler makes its own."""
     if torch.compiler.is_compiling() or not torch._C._autograd._profiler_enabled():
         return _NONE
     return record_function(f"autopar: {name}")

@@ -1,7 +1,8 @@
-"""The counters of planned models go with the state of torch's generator, as numbers that a model draws by itself do.
+"""The counters of planned models are saved and restored with the state of torch's generator, as if models drew from it.
 
-Who takes the state (`torch.get_rng_state`, `fork_rng`) and sets it again draws the same numbers again. So does
-`torch.utils.checkpoint` around a planned model, whose replay in backward would drop other elements than forward did.
+Code that takes the state (`torch.get_rng_state`, `fork_rng`) and sets it again draws the same numbers again.
+`torch.utils.checkpoint` around a planned model needs this: otherwise its replay in backward would drop other elements
+than forward did.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _followed() -> weakref.WeakKeyDictionary[RandomState, int]:
-    """Counters, with the thread of each: where ranks are threads, each takes and sets its own."""
+    """Counters, with the thread that made each: where ranks are threads, each saves and restores its own."""
     return weakref.WeakKeyDictionary()
 
 
 def follow(state: RandomState) -> None:
-    """From now on this counter is taken and set with torch's state."""
+    """From now on, save and restore this counter with torch's state."""
     _followed()[state] = threading.get_ident()
     _follow_torch()
 
 
 @functools.cache
 def _follow_torch() -> None:
-    """Once a process. Nothing is put on the state itself, which loops save to files."""
+    """Wrap torch's functions, once a process. Nothing is attached to the state itself, which loops save to files."""
     take, put = torch.get_rng_state, torch.set_rng_state
     noted = WeakTensorKeyDictionary()
 

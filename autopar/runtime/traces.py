@@ -1,4 +1,4 @@
-"""What the runtime asks of a trace; it is handed one and imports no tracer."""
+"""The interface of a trace to the runtime, which is given traces and imports no tracer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from autopar.plans import Plan
 
 
 class PlainValues(Protocol):
-    """Plain values that forward has read of its modules while it was traced."""
+    """Plain Python values that forward read from its modules while it was traced."""
 
     def on(self, model: nn.Module) -> Callable[[], dict[str, Any]]:
-        """A look at a model or its copy: which of them are others now, by name."""
+        """A function that returns the values that have changed in a model (the root or a copy), by name."""
 
 
 class Traced(Protocol):
     """A traced model.
 
-    `root` is the module that `get_attr` names belong to, `constants` are the trace's own tensors by name,
-    `own_key` is the key of the traced call, `other_keys` are those of calls that do the same, `loss_names` are the
-    inputs of a loss that was traced in, `reads_values` says whether guards look at the values of inputs, `reads_memory`
-    whether forward asks how they lie there (`own_key` has this, too), `plain_values` are those that modules had,
-    `entry` is what was called, `numbers` are arguments of the traced call. `states` are attributes of modules that
-    calls are given as arguments, by the names of these, and set; `set_outputs` says which of the flat outputs are
-    tensors that calls set on modules, with the names that attribute and tensor have as inputs where it is a state.
+    `root` is the module that `get_attr` names belong to; `constants` are the trace's own tensors by name. `own_key` is
+    the key of the traced call, `other_keys` are those of calls that run the same graph. `loss_names` are the inputs of
+    a loss that was traced in. `reads_values` says whether guards depend on values of inputs, `reads_memory` whether
+    forward asks how they lie in memory (then `own_key` contains this). `plain_values` are those that modules had;
+    `entry` is what was called; `numbers` are the arguments of the traced call that are numbers. `states` are attributes
+    of modules that calls get as arguments, by the names of these, and set. `set_outputs` says which flat outputs are
+    tensors that calls set on modules, with the names that attribute and tensor have as inputs where the attribute is a
+    state.
     """
 
     @property
@@ -60,19 +61,20 @@ class Traced(Protocol):
     def reads_memory(self) -> bool: ...
 
     def of(self, model: nn.Module) -> Traced:
-        """The trace as one of `model`, a copy of the root, which it does not hold any more."""
+        """The same trace with `model`, a copy of the root, in the place of the root, which it no longer holds."""
 
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], model: nn.Module) -> Hashable:
-        """All that a trace of `model` (`root`, or a copy of it) would read from Python in such a call."""
+        """All that a trace of `model` (`root`, or a copy of it) reads from Python in such a call; equal keys mean equal
+        graphs."""
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The values of the graph's placeholders, in order; InputError where the call is not the traced one."""
+        """The values of the graph's placeholders, in order; raises InputError if the call is not the traced one."""
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, from the flat outputs of the graph."""
 
     def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
-        """Set on the modules of a model what forward does, from the flat outputs of the graph."""
+        """Set on a model's modules the attributes that forward sets, from the flat outputs of the graph."""
 
 
 Replan = Callable[
@@ -88,6 +90,6 @@ Replan = Callable[
     ],
     tuple[Traced, Plan],
 ]
-"""Trace and plan another kind of call of a model or its copy, given its arguments, how parameters are stored, which of
-them other calls train, what there is (its plan is returned where the call does the same), what is called, and along
-which dims the rows of states lie."""
+"""Trace and plan another kind of call of a model or its copy. The parameters are: the model, the arguments by position
+and by name, how parameters are stored, the names of those that other calls train, the existing traces with their plans
+(a plan among them is returned if the call runs the same graph), what is called, and the dims of the rows of states."""

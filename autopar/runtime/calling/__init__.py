@@ -1,1 +1,1 @@
-"""One call of a planned model: which graph it is for, what it is given, and what it returns."""
+"""One call of a planned model: which graph it runs, what the graph is given, and what the call returns."""

@@ -1,7 +1,7 @@
-"""The grad mode and `torch.autocast` of the loop around a call, which an error inside the call leaves as they were.
+"""Restores the loop's grad mode and `torch.autocast` state after a call that raises an error.
 
-Where the user's forward has `with torch.no_grad():`, a graph has bare calls, as compilers take them: no `finally` sets
-the mode back.
+For `with torch.no_grad():` in the user's forward, the graph has bare calls that set the mode, since compilers need them
+so; there is no `finally` to set it back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NONE = nullcontext()
 
 
 def ambient_kept() -> AbstractContextManager[object]:
-    """For the duration of a call; compilers see to it themselves."""
+    """A context for the duration of a call; compilers restore the state themselves."""
     return _NONE if torch.compiler.is_compiling() else _Kept()
 
 
@@ -42,6 +42,6 @@ class _Kept:
 
 
 def _depth() -> int:
-    """How many regions of autocast are around; torch tells it to those who change it."""
+    """The nesting depth of autocast; torch only tells it when it is changed."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()

@@ -1,7 +1,7 @@
-"""Which part of the data is a rank's own: of a batch that all ranks have, and of a dataset that all ranks can read.
+"""Which rows of the data a rank passes: of a batch that all ranks have, and of a dataset that all ranks can read.
 
-With `inputs="global"` every rank passes the whole batch, so the part is the whole. With `inputs="local"` the rows are
-dealt out as the plan lays the inputs out, and ranks whose layouts are the same pass the same rows.
+With `inputs="global"` every rank passes the whole batch. With `inputs="local"` the rows are dealt out by the plan's
+layouts of the inputs, and ranks that hold the same shard pass the same rows.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class PartSampler(Sampler[int]):
 
 
 def _of_rows(planned: Planned) -> tuple[Layout, int]:
-    """The layout of the inputs' rows, and how many the example had."""
+    """The layout of inputs with rows, and the number of rows in the example."""
     lies = [(layout, shape) for layout, shape in planned.programs.first.inputs.values() if shape and shape[0] > 1]
     lies.sort(key=lambda one: one[0].is_replicated)
     if not lies:
@@ -140,7 +140,7 @@ def _of_rows(planned: Planned) -> tuple[Layout, int]:
 
 
 def _named(name: str, value: Any) -> list[tuple[str, Any]]:
-    """What an argument holds, tensors with their names in a graph."""
+    """The leaves of an argument; tensors have their names in a graph."""
     leaves = pytree.tree_leaves(value)
     if len(leaves) == 1 and leaves[0] is value:
         return [(name, value)]
@@ -149,7 +149,7 @@ def _named(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _length(batch: Mapping[str, Any], lies: Mapping[str, Lies]) -> int | None:
-    """How many rows a batch has: as those inputs say that the example says to have rows, or if none is, the first."""
+    """Number of rows of a batch: that of an input with rows in the example, or of the first tensor if none is known."""
     leaves = [leaf for name, value in batch.items() for leaf in _named(name, value)]
     lengths = {name: len(leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
     if lies.keys().isdisjoint(lengths):
@@ -160,7 +160,8 @@ def _length(batch: Mapping[str, Any], lies: Mapping[str, Lies]) -> int | None:
 def _part(
     name: str, value: Any, planned: Planned, lies: Mapping[str, Lies], length: int | None, *, is_input: bool = True
 ) -> Any:
-    """`length`: of the batch; an input that the example did not have has rows if its first dim is as long."""
+    """This rank's part of an argument. An input that the example did not have has rows if its first dim is `length`,
+    the number of rows of the batch."""
     parts = []
     for own_name, leaf in _named(name, value):
         known = lies.get(own_name) if is_input else _of_rows(planned)

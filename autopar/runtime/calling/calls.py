@@ -1,4 +1,4 @@
-"""What kind of call it is, told quickly: this runs at every call of the model."""
+"""Finds which kind a call is of; fast, as this runs at every call of the model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.runtime.traces import Traced
 
+# folders of torch and autopar, whose frames are not the user's
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -29,7 +30,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 Lies = tuple[Layout, tuple[int, ...]]
 """The layout of an input, and the shape of the mesh."""
 Order = tuple[int | torch.Tensor, ...]
-"""Where each placeholder's value stands among the leaves of a call; a tensor that is a default stands for itself."""
+"""For each placeholder, the index of its value among the leaves of a call, or the tensor itself if it is a default."""
 
 
 def call_key(
@@ -42,7 +43,7 @@ def call_key(
 ) -> Hashable | None:
     """Equal for two calls only if they run the same graph; None for a call with nested or unusual arguments.
 
-    `reads_memory`: it may be another one for tensors that lie otherwise.
+    `reads_memory`: calls whose tensors lie differently in memory have different keys.
 
     >>> key = call_key([], (torch.ones(2),), {"flag": True})
     >>> key == call_key([], (torch.zeros(2),), {"flag": True}), key == call_key([], (torch.ones(3),), {"flag": True})
@@ -54,7 +55,7 @@ def call_key(
         if isinstance(value, torch.Tensor):
             kinds.append((value.shape, value.dtype, value.requires_grad, lie_of(value) if reads_memory else None))
             tensors.append(value)
-        elif isinstance(value, float):  # 0.0 is not -0.0, which it equals; and one that is not a number is one
+        elif isinstance(value, float):  # 0.0 and -0.0 are two keys, though equal; NaN is one key
             kinds.append((type(value), value if value == value else "nan", math.copysign(1.0, value)))
         elif value is None or isinstance(value, (bool, int, str)):
             kinds.append((type(value), value))
@@ -66,7 +67,7 @@ def call_key(
 
 
 def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call whose DTensors, as another planned model returns them, are whole. `inputs`: those of the plan."""
+    """The call with its DTensors (another planned model returns them) gathered. `inputs`: as in the plan."""
     values = (*args, *kwargs.values())
     if not any(isinstance(v, (DTensor, list, tuple, dict)) for v in values):  # nearly always: quick
         return args, kwargs
@@ -77,7 +78,7 @@ def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tupl
             'a DTensor is passed to a model that was planned with inputs="local", which takes each rank\'s own rows: '
             'plan both models with inputs="global", or pass tensor.to_local() where it holds this rank\'s own rows'
         )
-    made: list[tuple[DTensor, torch.Tensor]] = []  # one passed twice is one again; torch.compile guards `id`
+    made: list[tuple[DTensor, torch.Tensor]] = []  # a tensor passed twice stays one; compilers guard `id`
 
     def gather(tensor: DTensor) -> torch.Tensor:
         if not any(one is tensor for one, _ in made):
@@ -89,9 +90,9 @@ def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tupl
 
 
 def order_of(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:
-    """Where the placeholders' values stand among the leaves of calls like this one.
+    """Where the placeholders' values are among the leaves of calls like this one.
 
-    Found by binding stand-ins, each tensor another: a call may pass one tensor twice, and a later one two.
+    Found by binding a separate stand-in for each tensor leaf: this call may pass one tensor twice, and a later one two.
     """
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     if not traced.reads_values:
@@ -120,11 +121,11 @@ def global_stand_ins(
     kwargs: Mapping[str, Any],
     states: Collection[str] = (),
 ) -> Call:
-    """A call whose tensors are this rank's parts, with data-free tensors of their global shapes in their place.
+    """The call with data-free tensors of global shapes in place of its tensors, which are this rank's parts.
 
-    `known`: layout and mesh shape of inputs, by their names in a graph; `rows`: those of inputs that have rows, as an
-    input that is not known has whose first dim is as long as that of those that are, or of the first; of `states`,
-    whose rows may lie along any dim, nothing follows for others.
+    `known`: layout and mesh shape of known inputs, by their names in a graph. `rows`: those of inputs with rows. They
+    are used for an unknown input whose first dim is as long as that of a known input with rows or, if no input is
+    known, of the first one. `states` do not count for this length, as their rows may lie along any dim.
     """
     tensors = tensors_of_call(called, args, kwargs)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in states}
@@ -133,7 +134,7 @@ def global_stand_ins(
     if length is None and known.keys().isdisjoint(tensors):
         length = next(iter(lengths.values()), None)
 
-    made: dict[int, torch.Tensor] = {}  # one that is passed twice is one again
+    made: dict[int, torch.Tensor] = {}  # a tensor that is passed twice stays one
 
     def stand_in(name: str, part: torch.Tensor) -> torch.Tensor:
         if id(part) not in made:
@@ -161,15 +162,15 @@ def _replaced(
     kwargs: Mapping[str, Any],
     other: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> Call:
-    """A call with what `other` gives in the place of each tensor, of its name in the graph and itself."""
-    bound = inspect.signature(called).bind_partial(*args)  # by name there may be what only a loss takes
+    """The call with each tensor replaced by `other(its name in the graph, tensor)`."""
+    bound = inspect.signature(called).bind_partial(*args)  # `kwargs` may have inputs of the loss
     names = iter(bound.arguments)
     own = tuple(replaced(next(names), value, other) for value in args)
     return own, {name: replaced(name, value, other) for name, value in kwargs.items()}
 
 
 def replaced(argument: str, value: Any, other: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
-    """An argument with what `other` gives in the place of each tensor, of its name in the graph and itself."""
+    """An argument with each tensor replaced by `other(its name in the graph, tensor)`."""
     leaves, spec = pytree.tree_flatten(value)
     name, is_one, places = placeholder_name(argument), len(leaves) == 1 and leaves[0] is value, itertools.count()
     made = [
@@ -180,7 +181,7 @@ def replaced(argument: str, value: Any, other: Callable[[str, torch.Tensor], tor
 
 
 def _global_look(part: torch.Tensor, lies: Lies | None) -> tuple[Sequence[int], Sequence[int]]:
-    """Shape and strides of a whole of which each rank has such a part; contiguous where that is."""
+    """Shape and strides of the global tensor of which each rank has such a part; contiguous if the part is."""
     shape = list(part.shape)
     stride = list(lie_of(part) or torch.empty(part.shape, device="meta").stride())
     if lies is not None:
@@ -206,7 +207,7 @@ def place_of_frames(frames: Sequence[traceback.FrameSummary]) -> str:
 def description(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, reads_memory: bool = False
 ) -> str:
-    """What a call looks like, in text that is equal on ranks that call alike; `reads_memory` as in `call_key`."""
+    """A description of a call, equal on ranks that make the same call; `reads_memory` as in `call_key`."""
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
     same = repeated([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     words: list[object] = [torch.is_grad_enabled(), model.training, str(spec), same]

@@ -1,8 +1,8 @@
-"""What of a planned model can be called beside itself: its submodules, and methods that were registered.
+"""Calls of parts of a planned model: of its submodules, and of registered methods.
 
-The plan is one of the model's own calls. A submodule that is called on its own, while its parameters lie sharded, is a
-call of another kind: it is traced and planned by itself, around the parameters as they are stored, and returns plain
-tensors, which code around it can go on with. So is a method that was registered.
+The plan is for calls of the model itself. A submodule that is called on its own, while its parameters are sharded, is a
+call of another kind: it is traced and planned separately, with the parameters stored as they are, and it returns plain
+tensors, which the code around it can use. The same holds for a registered method.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from autopar.runtime.stored.structure import Structure, refuse_transforms
 
 
 class Entered(StandIn):
-    """A method of a planned model or of its submodule, in the place of the user's on the instance."""
+    """Stands in for a user's method on the instance of a planned model or of its submodule, and runs a plan."""
 
     def __init__(
         self, model: nn.Module | None, module: nn.Module, entry: Entry, own: Callable[..., Any] | None
     ) -> None:
         self.model, self.module, self.entry = model, module, entry
-        self.own = own  # what the instance had there; None: that of its class
+        self.own = own  # what the instance had under this name; None: the class's method
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -60,19 +60,19 @@ class Entered(StandIn):
             return getattr(self.model, ATTRIBUTE).run(self.model, args, kwargs, self.entry)
 
     def _runs_as_built(self, args: Any, kwargs: Any) -> bool:
-        """Whether the user's code can run: a leaf runs with local tensors as its parameters, a trace with data-free
-        ones; and DTensors, as a model returns them, go with a layer's DTensors."""
+        """Whether the user's own code can run: in a leaf, where parameters are local tensors, in a trace, where they
+        are data-free, and on DTensors (which a model may return), since a layer's parameters are DTensors too."""
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if self.entry.method == "forward" and given and all(isinstance(tensor, DTensor) for tensor in given):
             return True
         if not any(isinstance(parameter, DTensor) for parameter in self.module.parameters()):
             return True
-        if torch.compiler.is_compiling():  # a compiler cannot follow what is asked now
+        if torch.compiler.is_compiling():  # a compiler cannot trace the attribute below
             return False
         return bool(DTensor._op_dispatcher._allow_implicit_replication)  # as `implicit_replication()` sets it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entered:
-        """In a copy of the model, that of the copy."""
+        """In a deep copy of the model, the same entry of the copy."""
         module = memo.get(id(self.module), self.module)
         return Entered(memo.get(id(self.model)), module, self.entry, copy.deepcopy(self.own, memo))
 

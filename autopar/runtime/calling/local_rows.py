@@ -1,10 +1,10 @@
-"""With `inputs="local"`: whether what a rank passes can be its rows of what the plan was made for.
+"""Checks with `inputs="local"` that what a rank passes can be its rows of the planned batch.
 
-Rows are dim 0 of every input that is no scalar. Of other data, a batch on dim 1 or a table that all ranks have, calls
-of other shapes would be planned, and their numbers be those of another batch.
+Rows are dim 0 of every input that is not a scalar. Other data (a batch on dim 1, a table that all ranks have) would be
+planned as calls of other shapes, with the results of another batch.
 
-What a rank has of its own, rows that it passes and those that it gets back, has the gradients of a loss of its own, as
-under DistributedDataParallel: all ranks' losses together are their mean.
+What belongs to one rank, the rows that it passes and those that it gets back, has the gradients of the rank's own loss,
+as under DistributedDataParallel: the loss of all ranks together is the mean of their losses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autopar.user_warnings import warn
 
 
 def asked_as_own(inputs: Sequence[Any], program: Program, ranks: int) -> list[Any]:
-    """The inputs of a call; gradients of this rank's rows come back as of its own loss, not as of the mean."""
+    """The inputs of a call, with gradients of this rank's rows scaled to those of its own loss, not of the mean."""
     layouts = (layout for layout, _ in program.inputs.values())
     return [
         with_scaled_gradient(value, ranks)
@@ -34,10 +34,10 @@ def asked_as_own(inputs: Sequence[Any], program: Program, ranks: int) -> list[An
 
 
 def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) -> None:
-    """Look at a call that is not as planned: what this rank has `passed`, and the `whole` batch it would be rows of.
+    """Check a call unlike the planned one: what this rank has `passed`, and the `whole` batch that it would be rows of.
 
-    Raises InputError where some inputs are rows of the planned ones and others are all of them; warns where the first
-    call is of another batch than was planned.
+    Raises InputError if some inputs are rows of the planned ones and others are whole; warns if the first call is of
+    another batch than the planned one.
     """
     if programs[0].plan.inputs != "local":
         return

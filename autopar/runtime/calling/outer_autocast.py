@@ -1,4 +1,4 @@
-"""`torch.autocast` that the user's loop has on around a call: a plan counts the dtypes of its `precision` alone."""
+"""`torch.autocast` around a call, set by the user's loop: a plan only counts the dtypes of its `precision`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autopar.user_warnings import warn
 
 
 def outer_autocast(graph: fx.Graph, device: torch.device) -> dict[str, str]:
-    """What ranks must have alike; a UserWarning where autocast is on and was not when `graph` was traced."""
+    """The autocast state, which must be equal on all ranks; warns if it is on but was off when `graph` was traced."""
     kind = device.type
     if not torch.is_autocast_enabled(kind):
         return {"torch.autocast around the call": "off"}

@@ -1,4 +1,4 @@
-"""What a call returns to the user: whole tensors plain, sharded ones as DTensors; or this rank's rows of either."""
+"""What a call returns to the user: plain whole tensors, DTensors for sharded ones, or this rank's rows of either."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from autopar.runtime.gradients.second_derivatives import are_differentiated, cha
 from autopar.runtime.stored.parameters import placements
 
 Lies = tuple[Layout, tuple[int, ...], tuple[int, ...]] | None
-"""How an output lies, its global shape and strides; None for what is no tensor."""
+"""Layout, global shape and global strides of an output; None for what is no tensor."""
 
 
 def returned(values: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, *, whole: bool) -> list[Any]:
-    """What a call has made, for the user."""
+    """The outputs of a call as the user gets them."""
     beside_loss = torch.compiler.is_compiling() and any(map(is_loss, values))
     pairs = zip(values, lie, strict=True)
     return [for_user(*pair, device_mesh, beside_loss=beside_loss, whole=whole) for pair in pairs]
 
 
 def each_averaged(given: Sequence[Any], lie: Sequence[Lies], mesh: LocalMesh, dims: Sequence[int] = ()) -> list[Any]:
-    """With rows of its own, each rank may have a loss of its own: what it asks of a tensor that all ranks have counts
-    as under DistributedDataParallel, the mean over the ranks.
+    """Average over the ranks the gradients of outputs that all ranks have whole, as DistributedDataParallel does: with
+    rows of its own, each rank may compute a loss of its own from them.
 
-    Not of a loss that is all that is returned, of which all ranks ask the same, nor where `dims` say that a tensor is
-    of own rows, which sees to it itself.
+    Not for a loss that is the only output, since all ranks then start from the same gradient, nor for outputs that have
+    own rows by `dims`, which do this themselves (`rows_of_rank`).
     """
     trained = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
     if len(trained) == 1 and is_loss(trained[0]):
@@ -49,7 +49,7 @@ def each_averaged(given: Sequence[Any], lie: Sequence[Lies], mesh: LocalMesh, di
 
 
 def rows_or_whole(given: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, dims: Sequence[int]) -> list[Any]:
-    """This rank's rows of what has rows, along `dims`, and the whole of what has none, with gradients."""
+    """This rank's rows, along `dims`, of outputs that have rows, and the whole of others; differentiable."""
     along = iter(dims)
     made = []
     for value, at in zip(given, lie, strict=True):
@@ -61,14 +61,15 @@ def rows_or_whole(given: Sequence[Any], lie: Sequence[Lies], device_mesh: Device
 
 
 def each_own_rows(given: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, dims: Sequence[int]) -> list[Any]:
-    """This rank's rows of what is returned: `dims` along which they lie, of each tensor."""
+    """This rank's rows of all outputs; `dims`: for each tensor, the dim along which they lie."""
     along = iter(dims)
     pairs = zip(given, lie, strict=True)
     return [value if at is None else _own(value, device_mesh, next(along)) for value, at in pairs]
 
 
 def _own(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    """This rank's rows of an output, along a dim, or the whole without one; with gradients if nothing is sent."""
+    """This rank's rows of an output along a dim, or the whole if `dim` is -1. While gradients are enabled, an output
+    whose rows would have to be sent stays as it is."""
     if torch.is_grad_enabled() and not are_here(value, dim):
         return value
     if dim >= 0:
@@ -79,8 +80,8 @@ def _own(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor
 def for_user(value: Any, output: Lies, device_mesh: DeviceMesh, *, beside_loss: bool, whole: bool) -> Any:
     """A plain tensor where an output is whole or is wanted `whole`, a DTensor where it is sharded.
 
-    A compiled graph fixes what kind of gradient each output gets, and wants a DTensor for a DTensor also where none
-    comes: so, there, sharded outputs `beside_loss` take part in no backward (pytorch/pytorch#172556).
+    A compiled graph fixes the kind of gradient of each output, and wants a DTensor for a DTensor even if no gradient
+    comes. So sharded outputs `beside_loss` are detached in compiled graphs (pytorch/pytorch#172556).
     """
     if output is None or output[0].is_replicated:
         return value
@@ -88,7 +89,7 @@ def for_user(value: Any, output: Lies, device_mesh: DeviceMesh, *, beside_loss: 
     if beside_loss:
         value = value.detach()
     if stride == torch.empty(shape, device="meta").stride():
-        value = value.contiguous()  # so that views are what they are of the whole
+        value = value.contiguous()  # so that ops which are views of the whole are views here
     sharded = DTensor.from_local(
         value, device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
     )
@@ -98,13 +99,13 @@ def for_user(value: Any, output: Lies, device_mesh: DeviceMesh, *, beside_loss: 
 
 
 def _laid_out(gradient: Any, placements: Sequence[Placement]) -> Any:
-    """A gradient that is differentiated again, as its DTensor lies: `from_local` would move it without history."""
+    """A gradient to be differentiated again, in its output's layout: `from_local` would move it without history."""
     is_other = are_differentiated() and isinstance(gradient, DTensor) and gradient.placements != tuple(placements)
     return gradient.redistribute(placements=placements) if is_other else None
 
 
 def is_loss(value: Any) -> bool:
-    """Whether a backward can begin here."""
+    """Whether a value is a scalar from which a backward pass can start."""
     return isinstance(value, torch.Tensor) and not value.ndim and value.requires_grad
 
 
@@ -115,7 +116,7 @@ def as_float32(value: Any) -> Any:
 
 
 def rows_of_rank(value: torch.Tensor, device_mesh: DeviceMesh, dim: int = 0) -> torch.Tensor:
-    """This rank's rows, along a dim, of a tensor that all have, or of a DTensor."""
+    """This rank's rows, along a dim, of a tensor that all ranks have, or of a DTensor."""
     if not isinstance(value, DTensor):
         value = DTensor.from_local(value, device_mesh, [Replicate()] * device_mesh.ndim, run_check=False)
     mine: torch.Tensor = value.redistribute(placements=[Shard(dim)] * device_mesh.ndim).to_local()
@@ -123,7 +124,7 @@ def rows_of_rank(value: torch.Tensor, device_mesh: DeviceMesh, dim: int = 0) -> 
 
 
 def are_here(value: torch.Tensor, dim: int) -> bool:
-    """Whether each rank has its rows, which lie along a dim, whole."""
+    """Whether each rank already holds its rows along a dim, so that nothing has to be sent."""
     placements = value.placements if isinstance(value, DTensor) else ()
     return all(placement.is_replicate() or placement == Shard(dim) for placement in placements)
 

@@ -1,4 +1,4 @@
-"""Of what a call returns, the rows that this rank has passed: what its own labels go with."""
+"""The rows of a call's outputs that belong to the rows that this rank has passed, and so to its own labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of another kind than any before: every rank traces and plans it, with parameters stored as they are."""
+"""A call of a new kind: every rank traces and plans it, with the parameters stored as they already are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def plan_anew(
     planned: Planned, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entry: Entry
 ) -> Program:
-    """The program of such a call."""
+    """Trace and plan a call of a new kind, and return its program."""
     programs = planned.programs
     seen = str(entry) + description(model, args, kwargs, reads_memory=programs.read_memory)
     agree(planned.rank.device, {"the shapes and arguments of this call": seen})
@@ -47,7 +47,7 @@ def plan_anew(
             traced, plan = planned.replan(model, *call, planned.storage, planned.trained.names, earlier, entry, rows)
             program = next((one for one in programs if one.plan is plan), None)
             if program is None:
-                first = programs.first.traced.root  # a copy may go again
+                first = programs.first.traced.root  # not a copy, which would be kept alive
                 known = {*programs.states}
                 program = planned.add(traced if model is first else traced.of(first), plan, model)
                 take_over(model, program, known, planned.device_mesh)
@@ -62,9 +62,9 @@ def plan_anew(
 
 
 def _without_rows(planned: Planned, called: Callable[..., Any], passed: Call, whole: Call) -> dict[str, int]:
-    """Which inputs the call with the `whole` batch takes as this rank has `passed` them, as notes for its graph.
+    """Inputs without rows, as notes (-1) for the graph: those that the `whole` call has as this rank has `passed` them.
 
-    The plan would take every tensor of this rank for its rows, a vector too that all ranks have.
+    Otherwise the plan would take every tensor of this rank for its rows, even a vector that all ranks have.
     """
     if planned.programs[0].plan.inputs == "global" or math.prod(planned.rank.mesh.shape) == 1:
         return {}
@@ -80,7 +80,7 @@ def _refused(
     entry: Entry,
     error: Exception,
 ) -> Exception:
-    """Why a call cannot run: how it differs from the traced one, and why it cannot be planned itself."""
+    """The error of a call that cannot run: how it differs from a traced one, and why it cannot be planned itself."""
     earlier = planned.programs.of(entry)
     if not earlier:
         error.add_note(f"This happened in a call of {of_model(entry)}, which is planned separately.")

@@ -1,6 +1,6 @@
-"""States of a planned model: what calls are given of attributes that forward goes on from, and what they leave there.
+"""States of a planned model: attributes that forward carries from call to call, passed as arguments and set again.
 
-Every rank has a state whole, or with `inputs="local"` its rows of one that has rows, along whichever dim they lie.
+Every rank has a state whole, or with `inputs="local"` its rows of a state that has rows, along whichever dim they lie.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autopar.runtime.programs import Program, Programs, made_by_calls
 
 
 def with_states(states: Mapping[str, State], model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, and the states by theirs.
+    """The keyword arguments of a call, with the states added under their argument names.
 
     Raises InputError for a state on the meta device.
     """
@@ -45,7 +45,7 @@ def with_states(states: Mapping[str, State], model: nn.Module, kwargs: dict[str,
 def put_states(
     given: list[Any], outputs: Sequence[Any], program: Program, programs: Programs, device_mesh: DeviceMesh
 ) -> None:
-    """Put the states that a call has made among what it gives, at their places; `outputs`: local tensors."""
+    """Put the states that a call has made into its results `given`, at their places; `outputs`: local tensors."""
     states = {p: name for p, (argument, name) in program.traced.set_outputs.items() if argument in programs.states}
     if not states:
         return
@@ -64,14 +64,14 @@ def put_states(
 
 
 def looks_of_set(programs: Programs, model: nn.Module) -> dict[str, Any]:
-    """What a trace is given beside the states: attributes that calls set and that nothing has read yet, as they look.
+    """Data-free values of attributes that calls set and that no call has read yet, to be passed to a trace.
 
-    They turn out to be states where the traced call reads them.
+    They turn out to be states if the traced call reads them.
     """
     set_by_calls = {argument: None for one in programs.traces for argument, _ in one.set_outputs.values()}
     found = states_in({argument: None for argument in set_by_calls if argument not in programs.states}, {})
     paths = {path for path, _ in model.named_modules()}
-    values = {one.argument: one.read(model) for one in found if one.path in paths}  # not the loss's
+    values = {one.argument: one.read(model) for one in found if one.path in paths}  # not those of the loss
     return {name: pytree.tree_map_only(torch.Tensor, _look, value) for name, value in values.items()}
 
 
@@ -81,9 +81,9 @@ def _look(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def take_over(model: nn.Module, program: Program, known: Collection[str], device_mesh: DeviceMesh) -> None:
-    """Have states that `program` is the first to go on from, not those that were `known`, lie as calls are given them.
+    """Bring states that `program` is the first to read (those not `known` yet) into the layouts that calls get.
 
-    Calls have set them as what the loop alone reads: of the whole batch, on every rank.
+    So far calls have set them as values that only the loop reads: of the whole batch, on every rank.
     """
     is_local = program.plan.inputs == "local"
 
@@ -99,7 +99,7 @@ def take_over(model: nn.Module, program: Program, known: Collection[str], device
 
 
 def _dim_of(name: str, shape: Sequence[int], rows: Mapping[str, int], device_mesh: DeviceMesh) -> int:
-    """Along which dim a state is dealt out; -1 where it is not."""
+    """The dim along which a state is dealt out; -1 if it is not."""
     dim = rows.get(name, -1)
     dim = dim if dim < len(shape) else -1
     if dim >= 0 and shape[dim] % device_mesh.size():
@@ -112,7 +112,7 @@ def _dim_of(name: str, shape: Sequence[int], rows: Mapping[str, int], device_mes
 
 
 def lies_of_states(rows: Mapping[str, int], mesh: LocalMesh) -> dict[str, Lies]:
-    """How states lie whose rows are along these dims, by their names as inputs."""
+    """The layouts of states whose rows lie along these dims, by their names as inputs."""
     outer = [math.prod(mesh.shape[:axis]) for axis in range(len(mesh.shape))]
     return {
         name: (Layout(tuple(R if dim < 0 else shard(dim, one) for one in outer)), mesh.shape)
@@ -121,9 +121,9 @@ def lies_of_states(rows: Mapping[str, int], mesh: LocalMesh) -> dict[str, Lies]:
 
 
 def check_rows_of_states(programs: Programs, tensors: Mapping[str, torch.Tensor], error: Exception) -> None:
-    """Raise InputError, from what came of such a call, where a state has other rows than this rank passes.
+    """Raise InputError, caused by the `error` of a call, if a state has another number of rows than this rank passes.
 
-    `tensors`: of the call, by name.
+    `tensors`: those of the call, by name.
     """
     dims = programs.rows_of_states
     rows = next((len(tensor) for name, tensor in tensors.items() if name not in dims and tensor.ndim), 0)
@@ -139,9 +139,9 @@ def check_rows_of_states(programs: Programs, tensors: Mapping[str, torch.Tensor]
 
 
 def deal_out_states(model: nn.Module, program: Program, mesh: LocalMesh, device: torch.device) -> None:
-    """Put on the device what the examples went on from, as rank 0 has it: every rank the whole, or its rows.
+    """Put the states of the example calls on the device, with rank 0's values: every rank the whole, or its rows.
 
-    What the caller sets later lies as calls leave it.
+    States that the caller sets later must lie as calls leave them.
     """
 
     def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ def deal_out_states(model: nn.Module, program: Program, mesh: LocalMesh, device:
 def _own(tensor: torch.Tensor, lies: Lies | None, mesh: LocalMesh, device: torch.device) -> torch.Tensor:
     needs_grad = tensor.requires_grad
     if tensor.layout == torch.strided and tensor.numel():
-        tensor = tensor.detach().to(device).contiguous().clone()  # elements that share memory cannot be received
+        tensor = tensor.detach().to(device).contiguous().clone()  # a broadcast cannot write elements that share memory
         dist.broadcast(tensor, src=0)
         if lies is not None and not lies[0].is_replicated:
             tensor = take_shard(tensor, lies[0], mesh.shape, mesh.coordinate).clone()

@@ -1,4 +1,4 @@
-"""Checkpoints: saved under one plan and mesh, loaded under any other, and whole at any moment (see `folders`)."""
+"""Checkpoints: saved under one plan and mesh, loaded under any other, and complete at any moment (see `folders`)."""
 
 from autopar.runtime.checkpoints.folders import Checkpoint
 from autopar.runtime.checkpoints.loading import latest_checkpoint, load_checkpoint

@@ -34,9 +34,9 @@ def rank_file(rank: int) -> str:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The model that `torch.compile` was given: names are the same with it and without.
+    """The model that `torch.compile` was given, so that names are the same with and without compiling.
 
-    Raises InputError for what is no model, as where arguments come in another order.
+    Raises InputError for anything else than a model, which may be an argument in the wrong position.
     """
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, nn.Module):
@@ -45,7 +45,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def optimizers_of(optimizer: Any) -> Sequence[Optimizer]:
-    """One or several as a sequence; raises InputError for what is none, as above."""
+    """One optimizer or several as a sequence; raises InputError for anything else, as above."""
     if optimizer is None:
         return ()
     alone = hasattr(optimizer, "param_groups") or isinstance(optimizer, (str, nn.Module))
@@ -56,13 +56,13 @@ def optimizers_of(optimizer: Any) -> Sequence[Optimizer]:
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """The plan that the model was given first, or the oldest that it still has; None where it is not planned."""
+    """The model's first plan; None if it is not planned."""
     planned = getattr(model, ATTRIBUTE, None)
     return planned.programs.first.plan if planned is not None else None
 
 
 def check_between_steps(model: nn.Module) -> None:
-    """Raise InputError while gradients wait for later micro-batches: no checkpoint holds those."""
+    """Raise InputError while gradients wait for later micro-batches, as a checkpoint does not hold them."""
     planned = getattr(model, ATTRIBUTE, None)
     waiting = planned.accumulation.waiting if planned is not None else 0
     if waiting:

@@ -1,6 +1,6 @@
-"""Sharded tensors in `extra_state`, of averaged weights say: kept with the model's, in parts that any mesh can read.
+"""Sharded tensors in `extra_state` (averaged weights, say), saved with the model's in parts that any mesh can read.
 
-Each rank's file holds the rest of `extra_state`, with a mark where such a tensor was.
+Each rank's file holds the rest of `extra_state`, with a mark in place of each such tensor.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MARK = "autopar.part:"
 
 
 def parted(extra_state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The states of what has a `state_dict`, and the values of anything else, with marks; and what these stand for.
+    """`extra_state` (the `state_dict()` of objects that have one) with marks for sharded tensors, and these tensors.
 
-    Raises InputError for optimizers of a planned model: what they will hold is not known before they have it.
+    Raises InputError for optimizers of a planned model: which state they will hold is not known before they have it.
     """
     for name, value in extra_state.items():
         if isinstance(value, Optimizer) and _has_parts(value):
@@ -43,9 +43,9 @@ def parted(extra_state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, to
 
 
 def places(path: Path, saved: Mapping[str, Any], extra_state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Where the marked tensors of `saved` states are read to: those that the objects have in their places now.
+    """The tensors that the marked tensors of `saved` are read into: those that the objects now have in these places.
 
-    Raises InputError where an object has none.
+    Raises InputError if an object has none there.
     """
     wanted = [leaf for leaf in pytree.tree_leaves({name: saved[name] for name in extra_state}) if _is_mark(leaf)]
     found = {pytree.keystr(key): value for key, value in pytree.tree_leaves_with_path(_states(extra_state))}
@@ -56,7 +56,7 @@ def places(path: Path, saved: Mapping[str, Any], extra_state: Mapping[str, Any])
 
 
 def joined(states: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """States with tensors in the places of their marks."""
+    """The states with marks replaced by their tensors."""
     return pytree.tree_map(lambda leaf: tensors[leaf.removeprefix(_MARK)] if _is_mark(leaf) else leaf, states)
 
 

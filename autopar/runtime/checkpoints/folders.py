@@ -4,8 +4,8 @@
     folder/.step-00000200.partial/  being written, or left by a crash
 
 A checkpoint is written under its second name: all data, fsynced, then the marker, fsynced. One `rename`, which is
-atomic (POSIX), gives it its first name. What is deleted is renamed out of sight before. Leftovers go with the next
-save. All of this is done by rank 0, on a filesystem that all ranks see.
+atomic (POSIX), gives it its first name. A checkpoint to delete is first renamed to a hidden name. Leftovers are removed
+by the next save. Rank 0 does all of this, on a filesystem that all ranks see.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 MARKER, PLAN = "checkpoint.json", "plan.json"
-FORMAT = 1
+FORMAT = 1  # version of the layout of a checkpoint's folder
 _COMPLETE = re.compile(r"step-\d{8,}(\.replaced)?")
 _LEFTOVER = re.compile(r"\.step-\d{8,}\.(partial|deleted)")
 
@@ -61,10 +61,9 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, *, check_files: bool = True) -> Checkpoint:
-    """The checkpoint in a folder of its own; raises InputError where that is none, or not a complete one.
+    """The checkpoint at `path`; raises InputError if there is none, or if it is not complete.
 
-    `check_files`: whether its files are there and as long as they were written, of which there are several for each
-    rank that wrote.
+    `check_files`: also check that all its files (several for each rank that saved) exist and have their full size.
     """
     try:
         marker = json.loads((path / MARKER).read_text())
@@ -86,7 +85,7 @@ def read_checkpoint(path: Path, *, check_files: bool = True) -> Checkpoint:
 
 
 def complete_checkpoints(folder: Path) -> list[Checkpoint]:
-    """All complete checkpoints of a folder, the one saved last first; damaged ones are passed over."""
+    """All complete checkpoints of a folder, the one saved last first; damaged ones are skipped."""
     return sorted(_complete(folder), key=lambda found: found.sequence, reverse=True)
 
 
@@ -102,7 +101,7 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def check_seen(partial: Path) -> None:
-    """Raise InputError where this rank does not see the folder that rank 0 has made."""
+    """Raise InputError if this rank does not see the folder that rank 0 has made."""
     if not partial.is_dir():
         raise InputError(
             f"{partial}, which rank 0 has made, is not there for this rank: checkpoints need a folder on a filesystem "
@@ -111,7 +110,7 @@ def check_seen(partial: Path) -> None:
 
 
 def complete(partial: Path, step: int, ranks: int, keep: int | None) -> Path:
-    """Mark what lies in `partial` as complete and give it its name; then all but the last `keep` checkpoints go."""
+    """Mark the checkpoint in `partial` as complete and rename it; then delete all but the last `keep` checkpoints."""
     folder = partial.parent
     files = {str(file.relative_to(partial)): file.stat().st_size for file in partial.rglob("*") if file.is_file()}
     sequence = 1 + max((found.sequence for found in _complete(folder)), default=0)
@@ -120,7 +119,7 @@ def complete(partial: Path, step: int, ranks: int, keep: int | None) -> Path:
     sync_folder(partial)
     final = folder / _name(step)
     replaced = folder / f"{final.name}.replaced"
-    if final.exists():  # trained again from an earlier step: the old one counts until the new one stands
+    if final.exists():  # training went back to an earlier step: the old one counts until the new one is in place
         _delete(replaced)
         final.rename(replaced)
     partial.rename(final)
@@ -159,7 +158,7 @@ def _complete(folder: Path) -> Iterator[Checkpoint]:
 
 
 def _delete(path: Path) -> None:
-    """Remove a checkpoint; half removed it is none."""
+    """Remove a checkpoint; one that is removed in part no longer has a checkpoint's name."""
     if path.exists():
         doomed = path.with_name(f".{path.name.removesuffix('.replaced')}.deleted")
         if doomed.exists():

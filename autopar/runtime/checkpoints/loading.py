@@ -1,4 +1,4 @@
-"""`load_checkpoint` and `latest_checkpoint`: go on where training was, under this plan, whatever that one was."""
+"""`load_checkpoint` and `latest_checkpoint`: resume training, under any plan, whichever the checkpoint had."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def load_checkpoint(
             set_state(optimizers, state["optimizer"], listed)
         for name, value in extra.items():
             value.load_state_dict(joined(own["extra"][name], state["extra"]))
-        if random_states:  # last: what is above may draw
+        if random_states:  # last, since the code above may draw
             set_random_states(model, own["random"])
         count_steps_from(found.step)
 
@@ -97,7 +97,7 @@ def load_checkpoint(
 
 
 def _read(state: dict[str, Any], path: Path, together: Together) -> None:
-    """Fill the tensors of `state`, each rank its own parts."""
+    """Read into the tensors of `state`, on each rank its own parts."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 

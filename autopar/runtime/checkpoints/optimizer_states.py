@@ -1,8 +1,8 @@
-"""Optimizer state by parameter name: tensors that lie as their parameters do, and a list of everything else.
+"""Optimizer state by parameter name: tensors in their parameters' layouts, and a list of everything else.
 
-`torch.distributed.checkpoint.state_dict` does this by a step with zero gradients, which makes state where there was
-none: saved before the first step, Adam's count of steps would be wrong; a parameter that never had a gradient could
-not be loaded. Here the list says what was saved, and that is made, no more and no less.
+`torch.distributed.checkpoint.state_dict` makes missing state by a step with zero gradients. Saved before the first
+step, Adam's count of steps would then be wrong, and a parameter that never had a gradient could not be loaded. Here the
+list says what was saved, and exactly that is made.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def named_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[Tens
 
 
 def empty_state(model: nn.Module, optimizers: Sequence[Optimizer], listed: Mapping[str, Any]) -> Tensors:
-    """Tensors to read a saved state into, each lying as its parameter does.
+    """Tensors to read a saved state into, each in its parameter's layout.
 
-    Raises InputError for other groups, and for another optimizer that has other options too.
+    Raises InputError if the groups differ, or if the optimizer is of another class with other options.
     """
     names = _names(model)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -89,7 +89,7 @@ def set_state(optimizers: Sequence[Optimizer], tensors: Tensors, listed: Mapping
 
 
 def _empty_for(parameter: torch.Tensor, key: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """As the optimizer would make it: like the parameter; scalars (counts of steps) plain, on the CPU."""
+    """A tensor as the optimizer would make it: like the parameter; scalars (counts of steps) plain, on the CPU."""
     if not shape and (key == "step" or parameter.ndim):
         return torch.empty((), dtype=dtype, device="cpu")
     if shape == parameter.shape:

@@ -13,7 +13,7 @@ from autopar.runtime.stored.model_class import ATTRIBUTE
 
 
 def random_states(model: nn.Module) -> dict[str, Any]:
-    """Those of torch (CPU and this rank's GPU), numpy's and Python's global ones, and the plan's counter."""
+    """The states of torch (CPU and this rank's GPU), NumPy's and Python's global generators, and the plan's counter."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002 (the global one is the user's)
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -29,7 +29,7 @@ def random_states(model: nn.Module) -> dict[str, Any]:
 
 
 def set_random_states(model: nn.Module, states: dict[str, Any]) -> None:
-    """Go on drawing where `states` were taken; the plan's counter is left out where the model or they have none."""
+    """Restore `states`; the plan's counter is left alone if the model or `states` have none."""
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])  # noqa: NPY002
     random.setstate(states["python"])

@@ -1,4 +1,4 @@
-"""`save_checkpoint`: everything that training needs to go on, written at once or in the background."""
+"""`save_checkpoint`: writes everything that is needed to resume training, at once or in the background."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def _copy(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(state: dict[str, Any], partial: Path, together: Together, *, background: bool = False) -> None:
-    """Write the parts of a state, each rank its own; in the `background`: from copies in CPU memory."""
+    """Write this rank's parts of a state; in the `background`, from copies in CPU memory."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    # not ahead: that goes over the current GPU, which in a thread of its own is the first one of the node, of all ranks
+    # no copying ahead in a thread: it uses the current GPU, which in a new thread is the node's first, on all ranks
     writer = FileSystemWriter(partial, sync_files=True, per_thread_copy_ahead=0 if background else 10_000_000)
     with warnings.catch_warnings():  # in a thread, too: at worst the filter for this one message stays
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process, and that is meant

@@ -1,7 +1,7 @@
-"""All ranks while they save or load: what one of them fails at, all of them hear, and none waits for it.
+"""All ranks while they save or load: an error on one rank is raised on all of them, so that none waits for it.
 
-Checkpoints have a process group of their own, by gloo: one that is written in the background runs its collectives
-beside those of training, and two threads must not share a group.
+Checkpoints have a gloo process group of their own: a save in the background runs its collectives beside those of
+training, and two threads must not share a group.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from autopar.runtime.ranks.failures import told
 from autopar.runtime.ranks.meeting import meet
 
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=30)  # slow disks, not hung ranks: who dies closes its connections, and that is noticed
+TIMEOUT = timedelta(minutes=30)  # for slow disks; a rank that dies closes its connections, which is noticed
 _groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()  # by the default group
 
 
 class Together:
-    """The ranks of the default process group, or one process without any; every rank makes one alike, for a `call`."""
+    """The ranks of the default process group, or one process without a group; made on all ranks for the same `call`."""
 
     def __init__(self, call: str) -> None:
         meet(call)
@@ -53,7 +53,7 @@ class Together:
         return values  # type: ignore[return-value]
 
     def all_do(self, doing: str, work: Callable[[], T]) -> T:
-        """What `work` yields on this rank, once it has succeeded on all; else an error on every rank."""
+        """The result of `work` on this rank, once it has succeeded on all ranks; else raises on every rank."""
         result, error = None, None
         try:
             result = work()
@@ -68,7 +68,7 @@ class Together:
         return result  # type: ignore[return-value]
 
     def first_does(self, doing: str, work: Callable[[], T]) -> T:
-        """What `work` yields on rank 0, which alone calls it, on every rank; else an error on every rank."""
+        """The result of `work`, which only rank 0 runs, on every rank; if it fails, raises on every rank."""
         return self.gathered(self.all_do(doing, work if self.is_first else lambda: None))[0]  # type: ignore[return-value]
 
     def same(self, what: str, value: object) -> None:

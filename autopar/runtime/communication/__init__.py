@@ -1,1 +1,1 @@
-"""What ranks send each other in a step: collectives, moves between layouts, and buckets of parameters in order."""
+"""Communication within a step: collectives, conversions between layouts, and buckets of parameters in order."""

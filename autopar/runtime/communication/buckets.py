@@ -1,10 +1,10 @@
-"""Buckets: parameters that one rank gathers together and whose gradients it reduces together.
+"""Buckets: groups of parameters that are gathered together and whose gradients are reduced together.
 
-A bucket is one node of the local graph and one of the autograd graph: its backward runs once the gradients of all
-its members are there. Both directions are in the background: a gather begins while the bucket before computes
-(`communication.gathers`), and a reduction is waited for where the parameter's own gradient is handed out, after all
-other nodes of the backward pass (`communication.reductions`). Compiled graphs have plain conversions in place of that,
-for the compiler to order.
+A bucket is one node of the local graph and one node of the autograd graph, so its backward runs once the gradients of
+all its members are available. Both directions run in the background: a gather is launched while ops of the bucket
+before it compute (`communication.gathers`), and a reduction is waited for only where the parameter's own gradient is
+handed out, after all other nodes of the backward pass (`communication.reductions`). Compiled graphs use plain
+conversions instead, which the compiler orders.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Bucket:
-    """Members by the places of their shards in the state.
+    """`places` are the positions of the members' shards in the state.
 
-    `in_segment`: a recomputed segment holds it, and its replay gathers again; `again`: outside of one, gathered copies
-    are freed after their use and gathered again in backward (ZeRO-3). A copy that only differs in dtype, or is a slice
-    of what the rank has, is made again without a collective; if its gradient does not move either, it is alone.
+    `in_segment`: the bucket is inside a recomputed segment, whose replay gathers it again. `again`: outside segments,
+    the gathered copies are freed after their use in forward and gathered again in backward (ZeRO-3). A copy that only
+    differs in dtype, or is a slice of what the rank stores, is made again without a collective; if its gradient needs
+    no collective either, it has a bucket of its own.
     """
 
     places: tuple[int, ...]
@@ -42,27 +43,27 @@ class Bucket:
 
     @property
     def gathers(self) -> int:
-        """How many collectives, one after another, bring the members to where they are wanted."""
+        """How many collectives, one after another, bring the members into their wanted layouts."""
         return sum(action.kind in COLLECTIVES for action in self.stages[0].forward)
 
     @property
     def reduces(self) -> bool:
-        """Whether something moves in backward."""
+        """Whether the backward needs a collective."""
         return reduces(self.stages[0])
 
     @property
     def title(self) -> str:
-        """For people: the first member, and how many more there are."""
+        """The first member and how many more there are, for profiler ranges."""
         return self.names[0] + (f" and {len(self.names) - 1} more" if len(self.names) > 1 else "")
 
     def check(self) -> None:
-        """Raise PlanMismatchError for members that cannot move together."""
+        """Raise PlanMismatchError for members that cannot share their collectives."""
         first, *others = [_signature(stage) for stage in self.stages]
         if any(other != first for other in others):
             raise PlanMismatchError(f"the plan has parameters in one bucket that move in other ways: {self.names}")
 
     def __call__(self, transit: Transit | None, *shards: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The members as they are wanted."""
+        """The members in their wanted layouts and dtypes."""
         if transit is None:
             return self._converted(shards)
         if not self.gathers and not self.reduces:
@@ -77,22 +78,22 @@ class Bucket:
 
 
 def copies(recipe: Recipe) -> bool:
-    """Whether a conversion makes a copy of what the rank has, without a collective."""
+    """Whether a conversion only makes a local copy (a slice or a cast), without a collective."""
     return len(recipe.stages) == 1 and not moves(recipe) and bool(recipe.stages[0].forward or recipe.stages[0].dtype)
 
 
 def moves(recipe: Recipe) -> bool:
-    """Whether a conversion is for a bucket: one stage, with collectives in it."""
+    """Whether a conversion belongs in a bucket: it is one stage with collectives, forward or backward."""
     return len(recipe.stages) == 1 and any(_signature(recipe.stages[0])[:2])
 
 
 def reduces(stage: Stage) -> bool:
-    """Whether gradients move on their way back."""
+    """Whether the backward of a stage needs a collective."""
     return any(action.kind in COLLECTIVES for action in stage.backward)
 
 
 def _signature(stage: Stage) -> tuple[object, ...]:
-    """What is alike for members of a bucket: collectives forward and backward, and dtypes."""
+    """What must be equal for all members of a bucket: the collectives forward and backward, and the dtypes."""
     forward, backward = (
         tuple((action.kind, action.group) for action in actions if action.kind in COLLECTIVES)
         for actions in (stage.forward, stage.backward)
@@ -101,7 +102,7 @@ def _signature(stage: Stage) -> tuple[object, ...]:
 
 
 class _Exchange(torch.autograd.Function):
-    """Gathers forward; backward hands the gradients to the transit, which brings them to the parameters."""
+    """Gathers in forward; in backward, passes the gradients to the transit, which reduces them for the parameters."""
 
     @staticmethod
     def forward(ctx: Any, bucket: Bucket, transit: Transit, *shards: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -119,8 +120,8 @@ class _Exchange(torch.autograd.Function):
         if are_differentiated():
             pairs = zip(gradients, ctx.bucket.stages, strict=True)
             return (None, None, *(one if one is None else conjugate(one, stage) for one, stage in pairs))
-        # `autograd.grad` of one member comes by with gradients of all: those that nobody takes would wait for the next
-        # pass through this call, and be added to what that one brings
+        # `autograd.grad` for one member delivers gradients of all members here. Those that no node takes would remain
+        # in the sums until the next backward through this call, and be added to its gradients.
         taken = [after is not None and torch._C._will_engine_execute_node(after) for after, _ in ctx.next_functions]
         pairs = zip(gradients, taken, strict=True)
         given = [gradient if takes else None for gradient, takes in pairs]

@@ -1,10 +1,10 @@
 """The mesh as one rank sees it, and the collectives over one of its axes.
 
-Collectives are the traceable operators `torch.ops._c10d_functional`, which name a process group by a string,
-so that `torch.compile` sees them and whatever holds a group's name can be copied. Those that do not begin
-with `begin` return a new tensor, ready to use. None of them is differentiable by itself: `convert`, the
-buckets and the local ops pair each with its conjugate. Complex numbers travel as pairs of real ones, since gloo and
-NCCL know no others.
+Collectives are called as `torch.ops._c10d_functional` operators, which name their process group by a string, so that
+`torch.compile` can trace them and objects that hold a group's name can be copied. The functions `begin_...` only launch
+a collective; the others wait and return a new tensor, ready to use. None of them is differentiable by itself:
+`convert`, the buckets and the local ops pair each with its conjugate. Complex tensors are sent as pairs of real
+numbers, since gloo and NCCL do not support complex dtypes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from autopar.runtime.ranges import named
 from autopar.runtime.ranks.failures import failure
 
 ReduceOp = Literal["sum", "max", "min"]
-# Before, no compiler takes an operator that returns what it writes into. (It compares as a version, not as text.)
+# Before 2.13, torch.compile fails on an operator that returns its `out` argument. (The comparison is one of versions,
+# not of text.)
 _COMPILES_OUT = torch.__version__ >= "2.13"
 
 
 @dataclass
 class Waits:
-    """For how long this process has stood waiting for collectives; on a GPU streams wait, which does not show here."""
+    """How long this process has been blocked waiting for collectives; on a GPU, streams wait, which is not counted."""
 
     seconds: float = 0.0
 
@@ -65,7 +66,7 @@ def all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
 
 
 def reduce_scatter(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
-    """Of a tensor with leading dim `size`: the ranks' sum of the part that bears this rank's number."""
+    """For a tensor with leading dim `size`: the sum over ranks of the slice at this rank's index."""
     return wait(begin_reduce_scatter(tensor, size, group), "reduce_scatter", group)
 
 
@@ -74,13 +75,13 @@ def all_to_all(tensor: torch.Tensor, sent: Sequence[int], received: Sequence[int
     return wait(begin_all_to_all(tensor, sent, received, group), "all_to_all", group)
 
 
-# The same in the background. What they return may be read after `wait`, and what they were given must not change until.
+# The same in the background: a result may be read only after `wait`, and the input must not change until then.
 
 
 def wait(tensor: torch.Tensor, kind: str, group: str) -> torch.Tensor:
-    """The tensor, once the collective that writes its storage has ended (on a GPU: for what is queued behind).
+    """The tensor, after waiting for the collective that writes it (on a GPU, only work queued afterwards waits).
 
-    Raises CollectiveError, which names the collective by `kind` and `group`, where it fails or times out.
+    Raises CollectiveError, which names the collective by `kind` and `group`, if it fails or times out.
     """
     if torch.compiler.is_compiling():
         return torch.ops._c10d_functional.wait_tensor(tensor)
@@ -95,13 +96,13 @@ def wait(tensor: torch.Tensor, kind: str, group: str) -> torch.Tensor:
 
 
 def begin_all_reduce_(tensor: torch.Tensor, group: str) -> torch.Tensor:
-    """The sum, in place, of a contiguous tensor."""
+    """The sum over ranks of a contiguous tensor, in place."""
     return _received(torch.ops._c10d_functional.all_reduce_(_sent(tensor), "sum", group), tensor)
 
 
 def begin_all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
-    # `all_gather_into_tensor` asks gloo for a coalesced gather, several of which at once write into freed memory
-    # (torch 2.13); with `_out` it takes another way, and is the same over NCCL
+    # `all_gather_into_tensor` makes gloo run a coalesced gather, and several of those at once write into freed memory
+    # (torch 2.13); the `_out` variant takes another path in gloo, and is the same over NCCL
     piece, functional = _sent(tensor).view(-1), torch.ops._c10d_functional
     if torch.compiler.is_compiling() and not _COMPILES_OUT:
         whole = functional.all_gather_into_tensor(piece, size, group)
@@ -124,12 +125,12 @@ def begin_all_to_all(tensor: torch.Tensor, sent: Sequence[int], received: Sequen
 
 
 def _sent(tensor: torch.Tensor) -> torch.Tensor:
-    """What travels: the values as they lie in memory, so that a conjugate (gradients of complex tensors often are one),
-    which is a view with a note to itself that `contiguous` keeps, is computed first."""
+    """The tensor to send: contiguous, with real numbers. A lazy conjugate (gradients of complex tensors often are one)
+    is computed first: it is a view with a flag, which `contiguous` keeps."""
     tensor = tensor.resolve_conj().resolve_neg().contiguous()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _received(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What `_sent` has made of tensors of the dtype of `like`, as such a tensor again; a view."""
+    """A received tensor in the dtype of `like`: the inverse of `_sent`, as a view."""
     return torch.view_as_complex(values.view(-1, 2) if values.dim() == 1 else values) if like.is_complex() else values

@@ -1,11 +1,12 @@
-"""What the forward of a `torch.autograd.Function` returns, so that its gradient also arrives in compiled graphs, and
-its result can be written in place, as loops do with what a model returns (`logits /= temperature`).
+"""Outputs of the forward of a `torch.autograd.Function`: as the functions here return them, gradients reach them in
+compiled graphs too, and loops can write into them in place (`logits /= temperature`).
 
-torch.compile of torch 2.11 returns the intermediate tensors of such a forward beside its outputs. Where one of them is
-the very object that is returned (`contiguous`, `to` or a wait that had nothing to do), the gradient goes to the last of
-the two, and `backward` is handed zeros for the output. torch 2.12 and newer leave such intermediates out.
+torch.compile of torch 2.11 returns the intermediate tensors of such a forward beside its outputs. Where an intermediate
+tensor is the very object that is returned (`contiguous`, `to` or a wait that had nothing to do), the gradient goes to
+the last of the two, and `backward` receives zeros for the output. torch 2.12 and newer leave such intermediates out.
 
-Autograd lets nobody write into a view that was made there: it would lead back to the base, past `backward`.
+Autograd forbids in-place writes to a view that was created inside such a forward: they would reach the base without
+passing `backward`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 
 from autopar.graph import storage_of
 
-_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)  # below it nothing is noted as a view
+_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)  # with it excluded, autograd records no views
 
 
 def as_output(value: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
-    """`value`, as an object of its own where a graph is being compiled; and else, with what the forward was `given` in
-    another form, as no view, unless it is one of that."""
+    """`value` as a forward should return it: as a new object while a graph is compiled. Otherwise, where `value` is a
+    view of an intermediate tensor and not of the input `given`, as an alias that autograd does not treat as a view."""
     if torch.compiler.is_compiling():
         return value.view_as(value)
     if given is None or not value._is_view() or storage_of(value) == storage_of(given):
@@ -28,6 +29,6 @@ def as_output(value: torch.Tensor, given: torch.Tensor | None = None) -> torch.T
 
 
 def as_no_view(value: torch.Tensor) -> torch.Tensor:
-    """`value` as an object of its own that autograd takes for no view of it."""
+    """A new tensor object for `value`, which autograd does not treat as a view of it."""
     with torch._C._ExcludeDispatchKeyGuard(_VIEWS):
         return value.view_as(value)

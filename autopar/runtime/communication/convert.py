@@ -1,7 +1,7 @@
-"""Moving a local tensor from one layout to another, and its gradient back: `convert(tensor, recipe)`.
+"""Converting a local tensor from one layout to another, and its gradient back: `convert(tensor, recipe)`.
 
-A recipe is made once, from `resharding.reshard.steps`, for the calling rank; it holds numbers and group names
-only. `convert` is an autograd function: forward does the moves of the steps, backward their conjugates.
+A recipe is made once for the calling rank, from `resharding.reshard.steps`; it holds only numbers and group names.
+`convert` is an autograd function: forward runs the actions of the steps, backward their conjugates.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ActionKind = Literal[
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that one rank does to its local tensor over one axis; `cut` and `new_cut` as the kind needs them.
+    """One action of this rank on its local tensor along one mesh axis; the kind says which of the cuts are set.
 
-    `handed`: elements that the first rank hands in, which has the most where a dim is not divided evenly. What is
-    decided by sizes is decided by these, so that all ranks decide alike.
+    `handed`: number of elements that the first rank passes in, which has the most where a dim is not divided evenly.
+    Decisions that depend on sizes use this number, so that all ranks decide alike.
     """
 
     kind: ActionKind
@@ -47,9 +47,9 @@ class Action:
     handed: int = 0
 
     def apply(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The result lies in memory with its dims in the order of the tensor's, so that what would be a view of one
-        (heads that are merged again) is a view of the other. All ranks see the same order: there is one other than the
-        dims' own only where their parts are of one shape."""
+        """Run the action. The result has its dims in the same memory order as the tensor, so that what would be a view
+        of one (merging heads again) is a view of the other. All ranks have the same order: it differs from the order of
+        the dims only where the ranks' parts have one shape."""
         order = memory_order(tensor)
         ragged = any(cut is not None and cut.is_ragged for cut in (self.cut, self.new_cut))
         if ragged or order == tuple(range(tensor.dim())):
@@ -92,7 +92,7 @@ def _slice(action: Action, tensor: torch.Tensor) -> torch.Tensor:
     assert action.cut is not None
     if action.cut.repeats(tensor):
         return action.cut.take(tensor, action.rank)
-    # a copy: a view would keep the whole in memory for as long as the piece is saved for backward
+    # a copy: a view would keep the whole tensor in memory while the piece is saved for backward
     return action.cut.copy(tensor, action.rank)
 
 
@@ -102,8 +102,8 @@ def _pad(action: Action, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _keep_on_first(action: Action, tensor: torch.Tensor) -> torch.Tensor:
-    """What is kept lies in memory as the zeros of the others do, without gaps: else what is computed from it could lie
-    in another order than theirs, and ranks would add up elements of other places."""
+    """The kept value gets the memory order of the other ranks' zeros, without gaps. Otherwise, results computed from it
+    could differ in memory order from theirs, and a sum over ranks would add elements of different positions."""
     return without_gaps(tensor) if action.rank == 0 else torch.zeros_like(tensor)
 
 
@@ -125,7 +125,7 @@ _APPLY = {
 
 @dataclass(frozen=True)
 class Stage:
-    """Actions in the order in which they run; `read`: elements that the forward makes on the first rank, `handed`."""
+    """Actions in the order in which they run; `read`: elements of the forward's result on the first rank."""
 
     forward: tuple[Action, ...]
     backward: tuple[Action, ...]
@@ -134,22 +134,22 @@ class Stage:
     read: int = 0
 
     def gathered_bytes(self, shard: torch.Tensor) -> int:
-        """What the forward makes of the first rank's part."""
+        """Size of the forward's result on the first rank."""
         return self.read * (self.dtype or shard.dtype).itemsize
 
     def reduced_bytes(self, gradient: torch.Tensor) -> int:
-        """What the backward is given on the first rank."""
+        """Size of the backward's input on the first rank."""
         return handed(self.backward, gradient) * gradient.element_size()
 
 
 def handed(actions: Sequence[Action], tensor: torch.Tensor) -> int:
-    """How many elements of a tensor some actions are given on the first rank."""
+    """How many elements the first rank passes to the first of `actions`."""
     return actions[0].handed if actions else tensor.numel()
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `convert` does on this rank; no stage where that is nothing."""
+    """What `convert` does on this rank; without stages, nothing."""
 
     stages: tuple[Stage, ...]
 
@@ -168,11 +168,11 @@ def recipe(
     dtype: torch.dtype | None = None,
     reduction_dtype: torch.dtype | None = None,
 ) -> Recipe:
-    """How this rank turns its part of a tensor of global `shape` from `src` into `dst`.
+    """How this rank converts its part of a tensor of global `shape` from layout `src` to `dst`.
 
-    `dtype`: the value is cast to it first, so that a parameter's shards travel in the compute dtype.
-    `reduction_dtype`: gradients are summed over ranks in it; with the cast inside, the sum reaches the
-    parameter without being rounded to the compute dtype.
+    `dtype`: the value is cast to it first, so that a parameter's shards are sent in the compute dtype.
+    `reduction_dtype`: gradients are summed over ranks in it; since the cast is part of the conversion, the sum reaches
+    the parameter without being rounded to the compute dtype.
     """
     stages: list[Stage] = []
     for step in steps(src, dst, shape, mesh.shape, needs_grad=needs_grad):
@@ -193,7 +193,7 @@ def recipe(
 
 @lru_cache(maxsize=1 << 12)
 def _actions(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
-    """Forward and backward of one step, with what the first rank hands in."""
+    """The forward and backward actions of one step, with `handed` filled in."""
     sizes = (math.prod(layout.local_shape(shape, mesh.shape)) for layout in (step.layout_before, step.layout_after))
     ways = zip(_of_step(step, shape, mesh), sizes, strict=True)
     forward, backward = (tuple(replace(action, handed=size) for action in some) for some, size in ways)
@@ -201,7 +201,7 @@ def _actions(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple
 
 
 def _of_step(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
-    """As the table of `resharding.reshard` says."""
+    """The forward and backward actions of one step, by the table in `resharding.reshard`."""
     axis, src, dst = step.axis, step.src, step.dst
     if mesh.shape[axis] == 1:
         return (), ()
@@ -235,8 +235,8 @@ def _of_step(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple
 def _cast(
     tensor: torch.Tensor, dtype: torch.dtype, actions: tuple[Action, ...]
 ) -> tuple[torch.Tensor, tuple[Action, ...]]:
-    """A tensor in `dtype`, and what of `actions` is left to do: slices come first, as views, so that no more is cast
-    than what stays here. Its dims lie in memory in the order that `Action.apply` gives them."""
+    """The tensor in `dtype`, and the actions that remain. Leading slices are applied first, as views, so that only
+    elements that stay on this rank are cast. The result has the memory order that `Action.apply` would give it."""
     cuts = [(a.cut, a.rank) for a in takewhile(lambda a: a.kind == "slice", actions) if a.cut is not None]
     if not cuts:
         return tensor.to(dtype), actions
@@ -275,7 +275,7 @@ class _Moves(torch.autograd.Function):
 
 
 def conjugate(gradient: torch.Tensor, stage: Stage) -> torch.Tensor:
-    """What a stage does to a gradient, differentiable in turn."""
+    """The backward of a stage applied to a gradient, differentiable itself (for second derivatives)."""
     if stage.reduction_dtype is not None and any(a.kind in ("all_reduce", "reduce_scatter") for a in stage.backward):
         gradient = gradient.to(stage.reduction_dtype)
     moved: torch.Tensor = _Moves.apply(gradient, Stage(stage.backward, stage.forward))
@@ -283,7 +283,7 @@ def conjugate(gradient: torch.Tensor, stage: Stage) -> torch.Tensor:
 
 
 def convert(tensor: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    """This rank's part of the tensor in the layout that `recipe` leads to; differentiable."""
+    """This rank's part of the tensor in the target layout of `recipe`; differentiable."""
     for stage in recipe.stages:
         if not stage.forward and not stage.backward and tensor.dtype == stage.dtype:
             continue

@@ -1,7 +1,7 @@
 """How one mesh axis cuts one dim of a local tensor: taking a piece, and putting pieces together.
 
-Seen from one axis, the other axes have cut the tensor already. What is left is one digit of one dim: the
-length that the axis finds, the `outer` that is left in it, the number of ranks (`autopar.layout`, Digits).
+Seen from one axis, the other axes have already cut the tensor. What remains is one digit of one dim (`autopar.layout`,
+Digits): the length that the axis finds, the axis's `outer` within that length, and its number of ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Cut:
     def of(
         layout: Layout, axis: int, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int]
     ) -> Cut:
-        """What `axis` cuts in a tensor of global `shape` that lies as `layout`, at `coordinate` of the other axes."""
+        """The cut of `axis` in a tensor of global `shape` and `layout`, at `coordinate` on the other axes."""
         placement = layout[axis]
         others = layout.replace(axis, R)
         length = others.local_shape(shape, mesh_shape, coordinate)[placement.dim]
@@ -76,14 +76,14 @@ class Cut:
         return digits.select(self.dim + 1, rank).flatten(self.dim, self.dim + 1)
 
     def repeats(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is expanded along the dim, so that a view of a piece keeps no more in memory than a copy."""
-        if tensor.stride(self.dim) or torch.compiler.is_compiling():  # compilers see storages of their own
+        """Whether a tensor is expanded (stride 0) along the dim: a view of a piece then holds no more than a copy."""
+        if tensor.stride(self.dim) or torch.compiler.is_compiling():  # a compiler's storages are not real
             return False
         piece = tensor.numel() // self.length * self.longest
         return tensor.untyped_storage().nbytes() <= piece * tensor.element_size()
 
     def copy(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """The same in memory of its own, copied once."""
+        """The piece of `rank` in new memory, copied once."""
         if self.outer == 1:
             return self.take(tensor, rank).clone(memory_format=torch.contiguous_format)
         digits = torch.unflatten(tensor, self.dim, (self.outer, self.ranks, self._part)).select(self.dim + 1, rank)
@@ -120,7 +120,7 @@ class Cut:
 
     def stack(self, whole: torch.Tensor) -> torch.Tensor:
         """All pieces of `whole`, padded to the longest, along a new leading dim."""
-        if self.is_ragged:  # straight to where they travel from: padded where they lie, they would be copied once more
+        if self.is_ragged:  # straight into the send buffer: padding the pieces first would be one more copy
             pieces = whole.new_zeros((self.ranks, *whole.shape[: self.dim], self.longest, *whole.shape[self.dim + 1 :]))
             for rank, piece in enumerate(pieces):
                 piece.narrow(self.dim, 0, self.count(rank)).copy_(self.take(whole, rank))
@@ -131,7 +131,7 @@ class Cut:
         return digits.movedim(self.dim + 1, 0).flatten(self.dim + 1, self.dim + 2)
 
     def unstack(self, pieces: torch.Tensor) -> torch.Tensor:
-        """The whole from what `stack` gives: a view where even pieces lie so in memory, else copied once."""
+        """The inverse of `stack`: a view where the strides of equal pieces allow it, else copied once."""
         if self.is_ragged:
             return torch.cat([piece.narrow(self.dim, 0, self.count(r)) for r, piece in enumerate(pieces)], self.dim)
         if self.outer == 1:
@@ -142,16 +142,17 @@ class Cut:
 
 @dataclass(frozen=True)
 class Regrouping:
-    """From pieces cut by `src` to pieces cut by `dst` on one axis; what rank s sends to d is a block.
+    """From pieces cut by `src` to pieces cut by `dst` along one axis: an all-to-all of blocks.
 
-    A block is what lies in the piece of s under `src` and in the piece of d under `dst`, in index order.
+    The block that rank s sends to rank d holds the elements that are in the piece of s under `src` and in the piece of
+    d under `dst`, in index order.
     """
 
     src: Cut
     dst: Cut
 
     def blocks(self, piece: torch.Tensor, rank: int) -> list[torch.Tensor]:
-        """What `rank` sends to each rank."""
+        """The blocks that `rank` sends, one for each rank."""
         ranks = range(self.dst.ranks)
         if self.src.dim != self.dst.dim:
             return [self.dst.take(piece, r) for r in ranks]
@@ -167,7 +168,7 @@ class Regrouping:
         return tuple(block)
 
     def packed(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
-        """What `rank` sends, block behind block: 1-D, a view where the piece lies so, else copied once."""
+        """The blocks that `rank` sends, one after another in 1-D: a view if strides allow it, else copied once."""
         if self.src.dim != self.dst.dim and not self.dst.is_ragged:
             return self.dst.stack(piece).reshape(-1)
         flat = piece.new_empty(piece.numel())
@@ -182,14 +183,14 @@ class Regrouping:
         return flat
 
     def _stretches(self, piece: torch.Tensor, rank: int, receiver: int) -> list[torch.Tensor]:
-        """What `rank` sends to `receiver`, as views which together are the block: one where the dims differ."""
+        """Views of `piece` that together are the block for `receiver`; a single one where the dims differ."""
         if self.src.dim != self.dst.dim:
             return [self.dst.take(piece, receiver)]
         common = _common(self.src.runs(rank), self.dst.runs(receiver))
         return [piece.narrow(self.src.dim, start, length) for start, length, _ in common]
 
     def join(self, blocks: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-        """The piece of `rank` under `dst` from the blocks that the ranks sent, which are copied once."""
+        """The piece of `rank` under `dst` from the blocks that all ranks sent to it, copied once."""
         if self.src.dim != self.dst.dim:
             return self.src.assemble(blocks)
         arrived: list[tuple[int, torch.Tensor]] = []  # index in the whole, stretch
@@ -203,7 +204,7 @@ class Regrouping:
 
 
 def _common(mine: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Where stretches of `theirs` lie in the piece made of `mine`: (start in the piece, length, index in the whole)."""
+    """Where the runs of `theirs` overlap the piece made of `mine`: (start in the piece, length, index in the whole)."""
     found, offset = [], 0
     for start, length in mine:
         for other, other_length in theirs:

@@ -1,9 +1,9 @@
-"""Moves of several tensors at once, in the background: local actions tensor by tensor, collectives coalesced.
+"""Conversions of several tensors at once, in the background: local actions tensor by tensor, collectives coalesced.
 
-The tensors go through lists of actions (`communication.convert`) whose collectives are of the same kinds
-over the same groups in the same order. For each of those, what all tensors hand in is copied into one
-buffer, one collective runs on it, and the parts of what arrives are the tensors again. The list of tensors is
-emptied as soon as they are in the buffer, so that what came from a collective before is freed then.
+Each tensor has a list of actions (`communication.convert`). The collectives in all lists are of the same kinds over the
+same groups in the same order. For each of them, the inputs of all tensors are copied into one buffer, one collective
+runs on the buffer, and the parts of its result are the tensors again. The list of input tensors is cleared as soon as
+they are in the buffer, so that the result of the collective before is freed then.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _REDUCING = ("all_reduce", "reduce_scatter")
 
 
 class Flight:
-    """Tensors on their way through `actions` (a list for each), of which the next collective is under way.
+    """Tensors that pass through `actions` (a list for each); the next collective has always been launched.
 
-    `dtype`: tensors travel in it from the start; `reduction_dtype`: sums over ranks are made in it. `handed_bytes`: of
-    the tensors at the start; `under_way_bytes`: that the collective under way was handed (both on the first rank);
-    `launched`: how many have begun.
+    `dtype`: the tensors are sent in it; `reduction_dtype`: sums over ranks are computed in it. `handed_bytes`: size of
+    the tensors at the start; `under_way_bytes`: size of what the collective under way was given (both on the first
+    rank); `launched`: how many collectives have been launched.
     """
 
     def __init__(
@@ -47,21 +47,21 @@ class Flight:
         self._launch()
 
     def advance(self) -> None:
-        """Wait for the collective under way, and begin the next one."""
+        """Wait for the collective under way, and launch the next one."""
         if self._landing is not None:
             self._tensors = self._landing()
             self._landing = None
             self._launch()
 
     def finish(self) -> list[torch.Tensor]:
-        """The tensors at the end of their ways."""
+        """The tensors after all of their actions, waited for."""
         while self._landing is not None:
             self.advance()
         return self._tensors
 
     def abandon(self) -> None:
-        """Wait for the collective under way, and begin none that would follow: nobody wants the tensors. What is never
-        waited for torch keeps for good, with the memory of both sides."""
+        """Wait for the collective under way and launch no further one, since nobody wants the tensors. Without the
+        wait, torch would keep the collective's input and output in memory for good."""
         if self._landing is not None:
             self._landing()
             self._landing, self._left = None, []

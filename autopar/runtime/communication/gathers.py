@@ -1,11 +1,13 @@
-"""Gathers of one call: ahead of use in forward, and again in backward.
+"""All-gathers of one call: ahead of use in forward, and again in backward.
 
-A gather begins while the buckets before it in the order of the pass are read (`cost.buckets.ahead`). Outside recomputed
-segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy (the copy itself, or a view
-of it such as its transpose) is replaced by its place in the bucket, and the copy is freed after its use.
+A gather is launched while the buckets before it in the order of the pass are in use (`cost.buckets.ahead`). Outside
+recomputed segments, gathering again needs saved-tensor hooks: where autograd would save a gathered copy (or a view of
+it such as its transpose), the hook saves a reference to the bucket's member instead, and the copy is freed after its
+use.
 
-Of what a bucket shares with one that is gathered while it is there, nothing travels: recomputed blocks that share
-parameters have a bucket each, and what the replay of one has gathered the next one reads too (`Route.handed_on`).
+Recomputed blocks that share parameters have a bucket each. A member that a bucket shares with the one gathered before
+it is not sent again while it is still there: the replay of one block passes it on to the replay of the next
+(`Route.handed_on`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from autopar.runtime.ranges import named
 
 
 class _Gather(NamedTuple):
-    """A bucket that is gathered, as `cost.buckets.ahead` asks for it."""
+    """A bucket that is gathered, in the form that `cost.buckets.ahead` takes."""
 
     bucket: Bucket
     gathers: int
@@ -39,34 +41,34 @@ class _Gather(NamedTuple):
 
 
 class _Arriving(NamedTuple):
-    """Members of a bucket: those that are `handed` on, and the others in a flight."""
+    """Members of a bucket on their way: those `handed` on by another bucket, and the others in a flight."""
 
     members: Sequence[int]
     handed: Mapping[int, torch.Tensor]
     flight: Flight | None
 
     def finish(self) -> list[torch.Tensor]:
-        """The members, whole."""
+        """The whole members, in the order of `members`; waits for the flight."""
         arrived = iter(self.flight.finish() if self.flight is not None else ())
         return [self.handed[i] if i in self.handed else next(arrived) for i in self.members]
 
 
 class Gathers:
-    """Those of one call. `shards`: local tensors of the state by place, without history."""
+    """The gathers of one call. `shards`: local tensors of the state by place, detached from autograd."""
 
     def __init__(self, route: Route, shards: Sequence[torch.Tensor]) -> None:
         self._thread = threading.get_ident()
         self._route, self._shards = route, shards
         self._begun: dict[Bucket, _Arriving] = {}
-        self._handed: dict[tuple[int, Bucket], dict[int, torch.Tensor]] = {}  # by pass, to buckets not yet begun
+        self._handed: dict[tuple[int, Bucket], dict[int, torch.Tensor]] = {}  # by pass and next bucket
         self._live: dict[int, Gathered] | None = None
-        self._packed: dict[Bucket, dict[int, int]] = {}  # how often each member was saved
-        self._whole: dict[Bucket, dict[int, torch.Tensor]] = {}  # gathered again
-        self._unread: dict[Bucket, dict[int, int]] = {}  # how often each of these is still to be read
-        self._read: dict[Bucket, int] = {}  # in which backward pass all of it was
+        self._packed: dict[Bucket, dict[int, int]] = {}  # how often autograd saved each member
+        self._whole: dict[Bucket, dict[int, torch.Tensor]] = {}  # gathered again, until last read
+        self._unread: dict[Bucket, dict[int, int]] = {}  # how many reads of each of these remain
+        self._read: dict[Bucket, int] = {}  # the backward pass that has read all of it
 
     def __del__(self) -> None:
-        """A pass that ended early (gradients of some parameters alone, an error) leaves gathers under way."""
+        """End gathers still under way: a pass may end early (gradients of only some parameters, an error)."""
         if dist.is_initialized():
             self._abandon()
 
@@ -75,14 +77,14 @@ class Gathers:
         self._begun, self._handed = {}, {}
 
     def gather(self, bucket: Bucket) -> list[torch.Tensor]:
-        """All members, whole; the next bucket's gather is under way then."""
+        """All members of the bucket, whole; afterwards the next bucket's gather is under way."""
         whole = self._arrived(bucket, range(len(bucket.places)))
         self.keep_places(bucket, whole, [self._shards[place] for place in bucket.places])
         self._go_ahead(bucket, read=True)
         return whole
 
     def keep_places(self, bucket: Bucket, made: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> None:
-        """Save what autograd saves of the members as their places, where they are copies to be made again."""
+        """Let the hooks recognise members that are copies to be made again, and save references in their place."""
         if self._live is None or not bucket.again:
             return
         for member, (tensor, shard) in enumerate(zip(made, shards, strict=True)):
@@ -91,11 +93,12 @@ class Gathers:
                 self._live[storage.cdata] = Gathered(storage, bucket, member)
 
     def gathered_again(self, bucket: Bucket, member: int) -> torch.Tensor:
-        """A member that backward needs; kept for as long as others that saved it have not read it. Those that come with
-        it may be read much later: a tied head comes with the norm behind its embedding."""
+        """A member that backward needs, gathered again and kept until the last op that saved it has read it. Each
+        member is freed by itself, as others may be read much later: a tied head is in one bucket with the norm behind
+        its embedding."""
         if member not in self._whole.get(bucket, ()):
             packed = self._packed[bucket]
-            members = sorted(packed)  # in one order on all ranks
+            members = sorted(packed)  # the same order on all ranks
             self._whole[bucket] = dict(zip(members, self._arrived(bucket, members), strict=True))
             self._unread[bucket] = packed.copy()
             self._go_ahead(bucket, read=True)
@@ -111,7 +114,7 @@ class Gathers:
 
     def _arrived(self, bucket: Bucket, members: Sequence[int]) -> list[torch.Tensor]:
         arriving = self._begun.pop(bucket, None) or self._begin(bucket, members)
-        self._go_ahead(bucket, read=False)  # at the start of a pass: behind its first collective, not the last
+        self._go_ahead(bucket, read=False)  # when a pass starts: after its first collective, not its last
         whole = arriving.finish()
         self._hand_on(bucket, dict(zip(members, whole, strict=True)))
         return whole
@@ -127,8 +130,7 @@ class Gathers:
             return _Arriving(members, handed, Flight(shards, [stage.forward for stage in stages], stages[0].dtype))
 
     def _hand_on(self, bucket: Bucket, whole: Mapping[int, torch.Tensor]) -> None:
-        """Leave members to a bucket that reads them soon; as tensors of their own, since those that a call makes carry
-        its history."""
+        """Pass members on to a bucket that reads them soon; detached, as tensors of a call get an autograd history."""
         this_pass = torch._C._current_graph_task_id()
         on = self._route.handed_on(self._gather, backward=this_pass != -1).get(bucket, {})
         for member, (after, place) in on.items():
@@ -136,7 +138,7 @@ class Gathers:
                 self._handed.setdefault((this_pass, after), {})[place] = whole[member].detach()
 
     def _go_ahead(self, bucket: Bucket, *, read: bool) -> None:
-        """Of the buckets behind one, begin what is due by now. Waits for such alone as began at a bucket before."""
+        """Launch later buckets' collectives that are due by now; wait only for those launched at an earlier bucket."""
         backward = torch._C._current_graph_task_id() != -1
         here, behind = self._gather(bucket), self._behind(bucket, backward=backward)
         for (after, *_), collectives in due_ahead(here, behind, self._route.longest, read=read):
@@ -151,8 +153,8 @@ class Gathers:
                 self._begun[after] = self._begin(after, members)
 
     def _behind(self, bucket: Bucket, *, backward: bool) -> Iterator[_Gather]:
-        """The buckets behind one in the order of the pass, up to one that is there already; behind one that comes out
-        of turn in backward, as that of a tied head does, those that are wanted before it."""
+        """The buckets after `bucket` in the order of the pass, up to one that is already gathered. In backward a bucket
+        can be read before its turn, as a tied head's is; then those that should have come before it follow."""
         missing = self._route.missing(bucket, lambda one: self._wanted(one) and one not in self._whole)
         early = missing if backward else None
         after = early or self._following(bucket, backward=backward)
@@ -176,20 +178,20 @@ class Gathers:
         return _Gather(bucket, bucket.gathers, read_bytes)
 
     def _wanted(self, bucket: Bucket) -> bool:
-        """Whether the backward pass that is running still has to read what was saved of a bucket."""
+        """Whether the running backward pass has not yet read all that was saved of a bucket."""
         return bucket in self._packed and self._read.get(bucket) != torch._C._current_graph_task_id()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """For the duration of one forward: gathered copies that autograd saves are saved as their places.
+        """For the duration of one forward, save references where autograd would save gathered copies.
 
-        A collective keeps the hooks that were there when it began, and so this call, until somebody waits for it.
+        A collective keeps the hooks that were set at its launch alive, and with them this call, until it is waited for.
         """
         self._live = {}
         try:
             with saved_tensors_hooks(self._pack, _unpack):
                 yield
-        except Exception:  # a loop may catch it, and nobody would wait
+        except Exception:  # the loop may catch it: then nobody would wait for the gathers
             self._abandon()
             raise
         finally:
@@ -198,7 +200,7 @@ class Gathers:
     def _pack(self, tensor: torch.Tensor) -> Kept | Saved:
         storage = storage_of(tensor) if self._live else None
         found = None if storage is None or self._live is None else self._live.get(storage)
-        if found is None:  # an op that saved its own result would hold itself: a call without backward would stay
+        if found is None:  # detached, or an op that saves its result would be in a cycle, kept without backward
             return Kept(self, tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
         _, bucket, member = found
         packed = self._packed.setdefault(bucket, {})
@@ -209,10 +211,10 @@ class Gathers:
         return Saved(self, bucket, member, version, size, tensor.stride(), offset, *looks)
 
     def unpack(self, saved: Kept | Saved) -> torch.Tensor:
-        """What was saved; or, of a copy to be gathered again, from that copy."""
+        """The saved tensor; where a reference was saved, the view of the copy gathered again."""
         held = saved.tensor if isinstance(saved, Kept) else self._shards[saved.bucket.places[saved.member]]
         if held._version != saved.version:
-            raise RuntimeError(  # as torch raises where it sees it
+            raise RuntimeError(  # as torch does for tensors that no hook packs
                 f"{self._named(held)} was written in place (by optimizer.step(), say) between forward and backward, "
                 "and this backward pass needs its old value: run backward before the write, or call the model again "
                 "after it"

@@ -1,8 +1,9 @@
-"""Reductions of one call: the gradients of its buckets, in the background of the backward pass.
+"""Gradient reductions of one call, in the background of the backward pass.
 
-A reduction begins when the gradients of a bucket are there, and is waited for by the parameters: their nodes were made
-before all others of the call, so autograd runs them after all others that are ready (those of parameters that no bucket
-has: before). Some are waited for sooner, for the memory that they hold (`cost.buckets.reductions`).
+A reduction is launched when the gradients of a bucket are available, and waited for by the parameters' autograd nodes.
+These were created before all other nodes of the call, so autograd runs them after all others that are ready (nodes of
+parameters that are in no bucket run first). Some reductions are waited for earlier, because of the memory that they
+hold (`cost.buckets.reductions`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from autopar.runtime.ranges import named
 
 
 class Reductions:
-    """Those of one call. `parameters`: what holds the state, by place."""
+    """The reductions of one call. `parameters`: the tensors of the state by place."""
 
     def __init__(self, route: Route, parameters: Sequence[torch.Tensor], accumulation: Accumulation) -> None:
         self._thread = threading.get_ident()
@@ -34,17 +35,17 @@ class Reductions:
         self._accumulation, self._held = accumulation, accumulation.held
         self._under_way: list[Flight] = []
         self._arriving: dict[int, list[tuple[Flight, int]]] = {}
-        self._sums = GradientSums()  # of several ops, or buckets, that read one parameter alike
+        self._sums = GradientSums()  # where several ops or buckets read one parameter in the same layout
 
     def __del__(self) -> None:
-        """A pass that ended early (gradients of some parameters alone, an error) leaves reductions under way."""
+        """End reductions still under way: a pass may end early (gradients of only some parameters, an error)."""
         if dist.is_initialized():
             leave((flight for some in self._arriving.values() for flight, _ in some), self._thread)
 
     def reduce(self, bucket: Bucket, gradients: Sequence[torch.Tensor | None], *, fills: bool) -> None:
-        """Begin to reduce the gradients of a bucket (None: none came), or keep them where this pass moves none.
+        """Launch the reduction of a bucket's gradients (None: none came), or keep them if this pass accumulates only.
 
-        `fills`: the pass adds to `.grad`. One that does not is nothing to those that wait.
+        `fills`: the pass adds to `.grad`. A pass that does not leaves accumulated gradients as they are.
         """
         accumulation = self._accumulation
         given = list(gradients) if bucket.reduces else [one if one is None else own(one) for one in gradients]
@@ -64,7 +65,7 @@ class Reductions:
             return
         stages = [bucket.stages[i] for i, _ in there]
         size = sum(stage.reduced_bytes(gradient) for stage, (_, gradient) in zip(stages, there, strict=True))
-        for one in due(self._under_way, size):  # they had all the time since
+        for one in due(self._under_way, size):  # launched earlier, so they had time to end
             one.advance()
         with named(f"reduce {bucket.title}"):
             flight = Flight(
@@ -77,12 +78,13 @@ class Reductions:
             self._arriving.setdefault(bucket.places[i], []).append((flight, number))
 
     def drop(self, place: int, stage: Stage) -> None:
-        """Forget the sum so far of gradients that nobody takes."""
+        """Forget the sum so far of gradients that no autograd node takes."""
         self._sums.take(place, stage, None)
 
     def _await(self, bucket: Bucket, given: list[torch.Tensor | None]) -> None:
-        """Add to a bucket's gradients what others have left, and leave those that one to come will reduce: each of
-        several replays that read a parameter would reduce its own, and the results stay until the end."""
+        """Add to a bucket's gradients what earlier buckets left, and leave those that a later bucket will reduce.
+        Otherwise each of several replays that read a parameter would reduce its own gradient, and all results would
+        stay until the end."""
         leaves = self._route.awaiting.get(bucket, frozenset())
         for i, (place, stage) in enumerate(zip(bucket.places, bucket.stages, strict=True)):
             gradient = self._sums.take(place, stage, given[i])
@@ -92,8 +94,8 @@ class Reductions:
             given[i] = gradient
 
     def add_up(self, place: int, stage: Stage | None, gradient: torch.Tensor, *, fills: bool) -> None:
-        """One of several gradients of a parameter that `stage` is to reduce; what waits from passes before is part of
-        the sum, so that it is not there twice."""
+        """Add one of several gradients of a parameter that `stage` is to reduce. The gradient accumulated in earlier
+        passes becomes part of this sum, so that there are not two sums in memory."""
         if stage is not None and fills:
             name = self._route.names[place]
             if self._held or not self._accumulation.moves():
@@ -104,11 +106,11 @@ class Reductions:
         self._sums.add(place, stage, gradient)
 
     def brings(self, place: int) -> bool:
-        """Whether gradients of the parameter at a place come this way, or else from ops alone."""
+        """Whether the parameter at `place` gets gradients through buckets; otherwise it gets them from ops alone."""
         return place in self._route.places
 
     def parameter(self, place: int) -> torch.Tensor:
-        """What the state has at a place."""
+        """The tensor of the state at `place`."""
         return self._parameters[place]
 
     def arrived(self, place: int, name: str, *, fills: bool) -> list[torch.Tensor]:
@@ -116,9 +118,9 @@ class Reductions:
         arriving = self._arriving.pop(place) if place in self._arriving else ()
         found = [flight.finish()[number] for flight, number in arriving]
         found += self._sums.take_rest(place)
-        if arriving:  # what has landed is the parameters' alone: a loss that the loop keeps holds this call
+        if arriving:  # a loss that the loop keeps holds this call, which must not hold results
             self._under_way = [one for one in self._under_way if one.holds_more]
-        moves = fills and not self._held and self._accumulation.moves()  # asked in any case: it counts passes
+        moves = fills and not self._held and self._accumulation.moves()  # before `waits_for`: it counts passes
         if moves and self._accumulation.waits_for(name):
             found += self._accumulation.take_rest(name)
         return found

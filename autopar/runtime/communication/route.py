@@ -1,4 +1,4 @@
-"""In which order the buckets of a program gather, in its forward and in its backward."""
+"""The order in which the buckets of a program are gathered, in forward and in backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Handed = dict[Bucket, dict[int, tuple[Bucket, int]]]  # members of a bucket, eac
 
 @dataclass(frozen=True)
 class Stop:
-    """A bucket where a call meets it; `segment` -1: outside; `replayed`: whether a replay of its segment does too."""
+    """A bucket where a call reads it. `segment`: -1 outside; `replayed`: whether its segment's replay reads it."""
 
     bucket: Bucket
     segment: int
@@ -25,21 +25,21 @@ class Stop:
 
 @dataclass
 class Route:
-    """The buckets that gather, in the order in which a call and its backward gather them."""
+    """The buckets that are gathered, in the order of a call and of its backward."""
 
-    forward: dict[Bucket, Bucket] = field(default_factory=dict)  # by the one before
+    forward: dict[Bucket, Bucket] = field(default_factory=dict)  # next bucket, by the one before
     backward: dict[Bucket, Bucket] = field(default_factory=dict)
-    again: bool = False  # whether any outside segments is gathered again
-    longest: int = 0  # the most collectives that one takes
-    places: frozenset[int] = frozenset()  # in the state, of all members of buckets that move
+    again: bool = False  # whether a bucket outside segments is gathered again
+    longest: int = 0  # most collectives of one gather
+    places: frozenset[int] = frozenset()  # in the state, of all members of buckets with collectives
     names: tuple[str, ...] = ()  # of the state
-    read_bytes: dict[Bucket, int] = field(default_factory=dict)  # of those that were asked for already
-    awaiting: dict[Bucket, frozenset[int]] = field(default_factory=dict)  # members that a later one in backward has too
+    read_bytes: dict[Bucket, int] = field(default_factory=dict)  # cache, filled by `Gathers`
+    awaiting: dict[Bucket, frozenset[int]] = field(default_factory=dict)  # members in a later bucket of backward too
     runs: tuple[Sequence[Sequence[Bucket]], ...] = ((), ())  # by segment, in forward and in backward
     _handed: dict[bool, Handed] = field(default_factory=dict)
 
     def missing(self, bucket: Bucket, is_missing: Callable[[Bucket], bool]) -> Bucket | None:
-        """The first bucket that is missing of those that backward gathers before one."""
+        """The first missing bucket among those that backward gathers before `bucket`."""
         before = itertools.takewhile(lambda one: one is not bucket, self.backward)
         return next(filter(is_missing, before), None)
 
@@ -70,11 +70,11 @@ class Route:
         return Route(forward, backward, again, longest, places, tuple(names), awaiting=awaiting, runs=both)
 
     def handed_on(self, gather: Callable[[Bucket], Any], *, backward: bool) -> Handed:
-        """Members that the next run reads too, by bucket: those whose gather would begin while they are there.
+        """Members to pass on to buckets of the next run, whose gather would be launched while the members still exist.
 
-        A run is a recomputed segment, or what lies between two. What backward reads of a replay is there until it is
-        through with the segment, so until the last bucket of it has been read at least; else, a member is while its own
-        bucket is. `gather`: a bucket as `cost.buckets.ahead` asks for it.
+        A run is a recomputed segment, or what lies between two segments. What a replay gathers exists until backward
+        has finished the segment, so at least until the segment's last bucket has been read; any other member exists as
+        long as its own bucket is in use. `gather`: gives a bucket in the form that `cost.buckets.ahead` takes.
         """
         if backward not in self._handed:
             self._handed[backward] = self._find_handed(gather, backward=backward)
@@ -100,8 +100,8 @@ def _members(bucket: Bucket) -> list[tuple[int, Stage]]:
 
 
 def _awaiting(stops: Sequence[Stop]) -> dict[Bucket, frozenset[int]]:
-    """Members of buckets that are reduced alike in another one, which backward comes to later: blocks that share
-    parameters have a bucket each where they are recomputed."""
+    """Members of buckets whose gradients another bucket, later in backward, reduces in the same way: recomputed blocks
+    that share parameters have a bucket each."""
     found: dict[Bucket, frozenset[int]] = {}
     reduced: set[tuple[int, Stage]] = set()
     for bucket in dict.fromkeys(stop.bucket for stop in stops if stop.bucket.reduces):

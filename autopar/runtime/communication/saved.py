@@ -1,4 +1,4 @@
-"""What autograd saves of a call whose gathered copies are made again: places of these, and versions of all else."""
+"""What is saved for backward in a call that gathers again: references to gathered copies, other tensors' versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Gathered(NamedTuple):
-    """Where a gathered copy came from. The weak reference keeps the storage's address from being used again."""
+    """The bucket member of a gathered copy. The weak reference keeps the storage's address from being used again."""
 
     storage: StorageWeakRef
     bucket: Bucket
@@ -22,7 +22,7 @@ class Gathered(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What else is saved, and its version then: torch compares versions of that alone which no hook packs."""
+    """Any other saved tensor and its version then: torch compares versions only of tensors that no hook packs."""
 
     gathers: Gathers
     tensor: torch.Tensor
@@ -30,7 +30,7 @@ class Kept(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What is kept in place of a saved view of a gathered copy."""
+    """What is saved in place of a gathered copy or a view of it."""
 
     gathers: Gathers
     bucket: Bucket
@@ -44,8 +44,8 @@ class Saved(NamedTuple):
     negative: bool
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The view, of the member gathered again. It may see numbers of another dtype (`view_as_complex`), and have
-        the conjugate or the negative computed when it is read."""
+        """The saved view, on the member gathered again. It may have another dtype than the member (`view_as_complex`),
+        and a lazy conjugate or negative."""
         if whole.dtype == self.dtype:
             view = whole.as_strided(self.size, self.stride, self.offset)
         else:

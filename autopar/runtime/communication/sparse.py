@@ -1,4 +1,4 @@
-"""Sparse inputs (torch.sparse_coo): a piece of one is sparse, as the ops that read it take it; what moves is dense."""
+"""Sparse inputs (torch.sparse_coo): a slice stays sparse, as the ops that read it expect; collectives send dense."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def moved(tensor: torch.Tensor, stage: Stage) -> torch.Tensor:
-    """A sparse tensor behind the forward actions of a stage, as an object of its own."""
+    """A sparse tensor after the forward actions of a stage, as a new object."""
     value = tensor.detach() if stage.dtype is None else tensor.detach().to(stage.dtype)
     for action in stage.forward:
         if value.is_sparse and action.kind == "slice":

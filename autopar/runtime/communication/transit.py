@@ -14,7 +14,7 @@ from autopar.runtime.gradients.accumulation import Accumulation
 
 
 class Transit:
-    """One call. `shards`: local tensors of the state by place, without history; `parameters`: what holds them."""
+    """One call. `shards`: local tensors of the state by place, detached; `parameters`: the tensors that hold them."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""Collectives that nobody wants any more: a pass ended early, by an error or with the gradients of some parameters.
+"""Collectives whose result nobody needs, since a pass ended early: by an error, or with gradients of some parameters.
 
-What is never waited for torch keeps for good, with the memory of both sides. But a thread of gloo's may be the last to
-hold a tensor of a call, and so the one that frees its graph. It must not wait: it is to run what it would wait for.
+They must be waited for: otherwise torch keeps their input and output in memory for good. But the last reference to a
+tensor of a call may be held by a gloo thread, which then frees the call's graph. That thread must not wait, because it
+has to run the very collective that it would wait for.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ _left: deque[Flight] = deque()
 
 
 def leave(flights: Iterable[Flight], thread: int) -> None:
-    """End these, at once in the thread of this number, where they began; elsewhere they wait for `end_those_left`."""
+    """End these: at once in `thread`, which launched them; in any other thread, leave them to `end_those_left`."""
     _left.extend(flights)
     if threading.get_ident() == thread:
         end_those_left()
 
 
 def end_those_left() -> None:
-    """Wait for what was left before, in a thread that makes calls."""
+    """Wait for the collectives that were left; called by a thread that calls models."""
     while _left:
         _left.popleft().abandon()

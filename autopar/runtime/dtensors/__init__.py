@@ -1,1 +1,1 @@
-"""What loops do to the DTensors of a planned model, where torch itself gives other results than one process would."""
+"""Corrections for what loops do to DTensors of a planned model, where torch gives other results than on one process."""

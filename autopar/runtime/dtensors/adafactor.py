@@ -1,4 +1,4 @@
-"""Adafactor for parameters that lie in shards, which torch's own does not update."""
+"""Adafactor for sharded parameters, which torch's own Adafactor cannot update."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _update(parameter: torch.Tensor, gradient: torch.Tensor, states: Any, group:
 
 
 def _averaged(state: dict[str, torch.Tensor], name: str, new: torch.Tensor, weight: float) -> torch.Tensor:
-    """The running average of that name, with `new` in it; kept as `new` lies, however it was loaded."""
+    """The running average `name` with `new` added; kept in the layout of `new`, whatever layout was loaded."""
     old = state.get(name)
     if old is None:
         old = torch.zeros_like(new)
@@ -70,7 +70,7 @@ def _averaged(state: dict[str, torch.Tensor], name: str, new: torch.Tensor, weig
 
 
 def _mean(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """The mean over a dim, which stays with length 1: whole where the dim was sharded, else sharded as the tensor."""
+    """The mean over a dim, which is kept with length 1: whole if the dim was sharded, else sharded like the tensor."""
     total = tensor.sum(dim, keepdim=True)
     if isinstance(total, DTensor):
         whole = [Replicate() if placement.is_partial() else placement for placement in total.placements]

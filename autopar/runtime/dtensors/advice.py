@@ -1,4 +1,4 @@
-"""What to write instead, below errors that torch raises where a script treats a planned model as a plain one."""
+"""Advice added to errors that torch raises when a script treats a planned model as a plain one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import sys
 from types import TracebackType
 
-_ADVICE = {  # by words of the error, the first that fit
+_ADVICE = {  # by a part of the error's text; the first that matches counts
     "aten._fused_": (
         "this optimizer has no fused kernel for DTensors, as parameters of a planned model are (Adam and AdamW have): "
         "leave fused=True out"
@@ -79,9 +79,9 @@ _ADVICE = {  # by words of the error, the first that fit
 
 @functools.cache
 def advise() -> None:
-    """From now on an error of this kind that ends a process is printed with what to write instead; once a process.
+    """From now on, print advice with such an error when it ends the process; once a process.
 
-    torch raises them in C++, where nothing can stand in between.
+    torch raises these errors in C++, where they cannot be intercepted.
     """
     before = sys.excepthook
 
@@ -94,7 +94,7 @@ def advise() -> None:
 
 
 def advice_for(error: BaseException) -> str:
-    """What to write instead; "" for any other error."""
+    """The advice for an error; "" if there is none."""
     if not isinstance(error, (RuntimeError, NotImplementedError, AttributeError, AssertionError, ValueError)):
         return ""
     return next((f"autopar: {advice}" for words, advice in _ADVICE.items() if words in str(error)), "")

@@ -1,4 +1,4 @@
-"""`torch.autograd.set_detect_anomaly(True)` on planned models: it asks gradients, which are DTensors, for a NaN."""
+"""`torch.autograd.set_detect_anomaly(True)` on planned models: it looks for NaN in gradients, which are DTensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 @functools.cache
 def let_anomalies_be_found() -> None:
-    """From now on torch can ask of a DTensor whether any of its elements is true; it gathers the whole for that."""
+    """From now on, torch can ask whether any element of a DTensor is true; it gathers the whole tensor for that."""
     register_sharding(torch.ops.aten._is_any_true.default)(_of_the_whole)
 
 

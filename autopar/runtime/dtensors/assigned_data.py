@@ -1,7 +1,6 @@
 """`tensor.data = value` on DTensors, as loops write it: weights put back (SAM), steps by hand, `vector_to_parameters`.
 
-torch (2.13) takes it for an assignment to the wrapper, and the local part, which holds the values, stays as it was:
-nothing happens, and nothing says so.
+torch (2.13) only assigns to the wrapper: the local part, which holds the values, stays as it was, without an error.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from autopar.runtime.stored.parameters import dealt_out
 
 @functools.cache
 def assign_data() -> None:
-    """From now on an assignment to `data` gives a DTensor the value's local part, once a process.
+    """From now on, an assignment to `data` gives a DTensor the value's local part. Once a process.
 
-    A value that lies otherwise is redistributed first, a plain one is dealt out with rank 0's values: by every rank.
+    A value in another layout is redistributed first; a plain one is dealt out with rank 0's values. So every rank must
+    make the assignment.
     """
     DTensor.data = property(_read, _assign)  # type: ignore[assignment]
 

@@ -1,8 +1,8 @@
 """`torch.equal` and `torch.allclose` of a DTensor with one of another layout or shape, or with a plain tensor.
 
-Torch has no rule for `allclose`, and for `equal` one that fails where the two are not laid out alike, as any two
-parameters of a planned model may be (Lightning's BaseFinetuning looks a parameter up so). A plain tensor stands for the
-whole. The answer is the same on all ranks, also where one of them has another value.
+torch has no rule for `allclose`, and its rule for `equal` fails if the layouts differ, as those of any two parameters
+of a planned model may (Lightning's BaseFinetuning searches for a parameter in this way). A plain tensor is taken for
+the whole. The answer is the same on all ranks, even if one of them holds another value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EQUAL, ALLCLOSE = torch.ops.aten.equal.default, torch.ops.aten.allclose.default
 
 
 def compared(op_call: OpOverload[..., object], args: tuple[Any, ...], kwargs: dict[str, object]) -> bool:
-    """Whether the op holds of whole tensors; every rank must ask."""
+    """Whether the op is true for the whole tensors; called on every rank."""
     one, other, *options = args
     if op_call is EQUAL and one.shape != other.shape:
         return False

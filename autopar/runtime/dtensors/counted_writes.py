@@ -1,7 +1,7 @@
-"""Writes into lists of DTensors (`torch._foreach_add_`, and so steps of optimizers) count as versions of each of them.
+"""In-place ops on lists of DTensors (`torch._foreach_add_`, and so optimizer steps) increment each one's version.
 
-torch (2.13) counts those of one DTensor alone, so that a step between forward and backward went unnoticed, and backward
-took the new values.
+torch (2.13) does so only for ops on a single DTensor. So a step between forward and backward went unnoticed, and
+backward used the new values.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
 @functools.cache
 def count_writes_into_lists() -> None:
-    """From now on they do; once a process. The dispatcher is private: torch has no public way to say how ops run."""
+    """From now on, count them; once a process. The dispatcher is private: torch has no public way to set how ops
+    run."""
     handlers = DTensor._op_dispatcher._custom_op_handlers
     for op in _writing_lists():
         handlers.setdefault(op, _counted)
 
 
 def _writing_lists() -> list[OpOverload[..., Any]]:
-    """Ops in place on lists of tensors. Those of fused optimizers are none: torch does not count theirs anywhere."""
+    """In-place ops on lists of tensors, without those of fused optimizers, for which torch counts no versions."""
     found = []
     for name in torch._C._dispatch_get_all_op_names():
         packet, _, overload = name.removeprefix("aten::").partition(".")

@@ -1,7 +1,8 @@
-"""Extremes of DTensors of which some rank holds nothing, at which torch (2.11 to 2.15) fails on that rank alone.
+"""Maxima, minima and norms of DTensors of which some rank holds nothing: torch (2.11 to 2.15) fails on that rank alone.
 
-Of 5 rows the last of 4 ranks has none, and its part has no maximum; the other ranks then wait for it. So do
-`clip_grad_norm_(..., norm_type=inf)` and logs of `p.grad.abs().max()`. Such a rank gives a number that changes nothing.
+If 4 ranks share 5 rows, the last has none, and its part has no maximum; the other ranks then wait for it. This happens
+in `clip_grad_norm_(..., norm_type=inf)` and in logs of `p.grad.abs().max()`. Here such a rank contributes the neutral
+element.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _aten = torch.ops.aten
 
 
 class _Read(NamedTuple):
-    """What an op reads: its first argument, reduced over `dims` (None: all), and what changes no result of it."""
+    """How an op reduces its first argument: over `dims` (None: all), and what decides on the neutral element."""
 
     dims: Sequence[int] | None
-    least: bool  # whether the least counts, not the largest
+    least: bool  # whether it is a minimum, not a maximum
     absolute: bool  # of absolute values
 
 
@@ -48,7 +49,7 @@ EXTREMES: dict[OpOverload[..., Any], Callable[[tuple[Any, ...]], _Read]] = {
 
 
 def extreme(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Torch's own way, once empty parts of what is reduced have one element that changes nothing."""
+    """Run torch's own implementation, with one neutral element in each empty part."""
     read = EXTREMES[op_call](args)
     first = args[0]
     filled = [_filled(one, read) for one in first] if isinstance(first, (list, tuple)) else _filled(first, read)
@@ -65,7 +66,7 @@ def _filled(tensor: Any, read: _Read) -> Any:
 
 
 def _neutral(dtype: torch.dtype, read: _Read) -> float | int | bool:
-    """The least number where the largest counts, and the other way round; of absolute values 0 is the least."""
+    """The smallest number for a maximum, the largest for a minimum; the smallest absolute value is 0."""
     if read.absolute:
         return math.inf if read.least else 0.0
     if dtype == torch.bool:

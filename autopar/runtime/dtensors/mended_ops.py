@@ -1,11 +1,13 @@
-"""Ops that torch (2.13 to 2.15) gets wrong on DTensors, without a word, where loops use them on outputs of a model.
+"""Ops whose results on DTensors are wrong in torch (2.13 to 2.15), without an error, where loops use them on outputs.
 
-`F.mse_loss(student(x), teacher(x))` of two planned models: the gradient of a mean is divided by the number of this
-rank's elements, so that it is too large by as many as there are parts. Torch runs these ops as they are on the parts,
-as their decompositions would allow, where sizes are constants. The mean itself is that of the parts' means, which is
-another one where these have unequally many elements, as those of odd parameters do. `fill_` of a tensor whose parts are
-summands, which `F.cosine_embedding_loss` does, writes the whole number into each part. And those that it fails at:
-`compared_ops`, and zeros written into summands, as the gradient of a norm does (`(w.T @ w).norm()`).
+torch runs `F.mse_loss(student(x), teacher(x))` of two planned models, and ops like it, on the local parts as they are.
+The gradient of a mean is then divided by the number of this rank's elements: it is too large by a factor, the number of
+parts. The mean is that of the parts' means, which is wrong if the parts differ in size, as those of odd parameters do.
+Decomposed into ops on DTensors, they use the global size. `fill_` of a partial tensor, which `F.cosine_embedding_loss`
+calls, writes the whole number into each summand.
+
+And ops at which torch fails: `compared_ops`, and zeros written into a partial tensor, as in the gradient of a norm
+(`(w.T @ w).norm()`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _MEANS = (
 
 @functools.cache
 def mend_ops() -> None:
-    """From now on these give on DTensors what they give on whole tensors. Once a process.
+    """From now on, these ops give on DTensors what they give on whole tensors. Once a process.
 
     The dispatcher is private: torch has no public way to say how an op runs on DTensors.
     """
@@ -53,7 +55,7 @@ def mend_ops() -> None:
 
 
 def _decomposed(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """Op by op, on DTensors, whose sizes are those of the whole."""
+    """Run the op's decomposition on DTensors, whose sizes are those of the whole tensor."""
     return decomposition_table[op_call](*args, **kwargs)
 
 

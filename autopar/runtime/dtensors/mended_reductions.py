@@ -1,8 +1,8 @@
-"""Reductions and scans that torch (2.11 to 2.15) gets wrong on DTensors, without a word.
+"""Reductions and scans whose results on DTensors are wrong in torch (2.11 to 2.15), without an error.
 
-Torch adds up parts of norms that still wait to be joined (`torch.stack([p.grad.norm() for p in ...]).sum()`), does not
-know that a scan over dim -1 is one over the last dim, which may be the one that is split, and takes `dim=()`, which is
-all dims, for none. A tensor is joined, and dims are written out, before torch's own way is taken.
+torch adds up parts of norms that are not yet combined (`torch.stack([p.grad.norm() for p in ...]).sum()`). It does not
+know that a scan over dim -1 is one over the last dim, which may be sharded. It takes `dim=()`, which means all dims,
+for no dim. Here tensors are combined, and dims made explicit, before torch's own implementation runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCANS = _aten.cumsum.default, _aten.cumprod.default, _aten.logcumsumexp.default
 
 @functools.cache
 def mend_reductions() -> None:
-    """From now on these give on DTensors what they give on whole tensors. Once a process.
+    """From now on, these ops give on DTensors what they give on whole tensors. Once a process.
 
     The dispatcher is private: torch has no public way to say how an op runs on DTensors.
     """
@@ -52,7 +52,7 @@ def _extreme(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def _of_joined(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Parts that are no plain summands (of norms) are joined first; torch takes them for summands."""
+    """The arguments with parts that are not plain summands (those of norms) combined; torch takes them for summands."""
     tensor, *rest = args
     if not any(isinstance(placement, Partial) and type(placement) is not Partial for placement in tensor.placements):
         return args

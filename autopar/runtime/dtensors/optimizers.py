@@ -1,4 +1,4 @@
-"""Optimizers that cannot update what planned models have: told at their first step, with what to take instead."""
+"""Refuses optimizers that cannot update a planned model's parameters: an error at their first step names another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from autopar.errors import InputError
 
 _OWN = "take autopar.Adafactor, which has the arguments of torch.optim.Adafactor"
-_UNFIT = {  # by module and name: whether parameters that are whole on every rank are updated, and what to do
+_UNFIT = {  # by module and name: whether parameters whole on every rank can be updated, and what to do instead
     ("torch.optim", "Adafactor"): (True, _OWN),
     ("transformers.optimization", "Adafactor"): (False, _OWN),
     ("torch.optim.rprop", "Rprop"): (
@@ -24,7 +24,7 @@ _UNFIT = {  # by module and name: whether parameters that are whole on every ran
 
 @functools.cache
 def refuse_unfit() -> None:
-    """From now on `step()` of these raises InputError where parameters are DTensors; once a process."""
+    """From now on, `step()` of these optimizers raises InputError if they cannot update a DTensor; once a process."""
     register_optimizer_step_pre_hook(_check)
 
 

@@ -1,4 +1,4 @@
-"""Torch's own way to run an op on DTensors, from within what stands in for it."""
+"""torch's own implementation of an op on DTensors, called from the handler that replaces it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 
 def in_torchs_own_way(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What torch makes of it: its own way is taken where there is no handler (another thread may be there)."""
+    """Run torch's implementation of an op: with the handler removed (another thread may have removed it already)."""
     handlers = DTensor._op_dispatcher._custom_op_handlers
     own = handlers.pop(op_call, None)
     try:

@@ -1,7 +1,8 @@
 """Random numbers that a loop draws into DTensors are those of one process: `torch.nn.init`, noise on weights, dropout.
 
-On GPUs torch gives each rank its share of one sequence. On the CPU (2.13) each rank draws for its shard from its own
-generator: with one seed all shards are alike, with several the copies of a replicated parameter differ.
+On GPUs, torch gives each rank its share of one sequence. On the CPU (2.13), each rank draws for its shard from its own
+generator: with the same seed on all ranks all shards are equal; with different seeds the copies of a replicated
+parameter differ.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _OF_VALUES = (_aten.bernoulli.default, _aten.native_dropout.default)
 
 @functools.cache
 def draw_whole() -> None:
-    """From now on ranks draw the whole of a DTensor alike and keep their parts, with rank 0's values. Once a process.
+    """From now on, every rank draws the whole of a DTensor and keeps its part, with rank 0's values. Once a process.
 
-    Every rank draws, so that generators stay alike. The whole is on each rank while it is drawn, one tensor at a time.
+    All ranks draw, so that their generators stay in step. Each rank holds the whole while it draws, one tensor at a
+    time.
     The dispatcher is private: torch has no public way to say how an op runs on DTensors.
     """
     handlers = DTensor._op_dispatcher._custom_op_handlers

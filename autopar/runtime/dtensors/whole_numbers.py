@@ -1,8 +1,8 @@
-"""Numbers that a loop reads of DTensors are those of the whole tensor.
+"""Numbers that a loop reads from DTensors are those of the whole tensor.
 
-`parameter.grad.norm()` is a DTensor whose parts still wait to be joined, and what torch (2.13) gives for `.item()`,
-`float()` and `bool()` of one is this rank's part: a norm that is too small, another one on each rank, and so other
-steps in optimizers that read numbers, as torch's Adafactor does.
+`parameter.grad.norm()` is a DTensor whose parts are not combined yet. For its `.item()`, `float()` and `bool()`, torch
+(2.13) returns this rank's part: a norm that is too small and differs between ranks, and so different steps of
+optimizers that read numbers, such as torch's Adafactor.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from autopar.runtime.ranks.failures import told
 
 @functools.cache
 def read_whole_numbers() -> None:
-    """From now on join what lies in parts before a number is read of it; every rank reads it. Once a process.
+    """From now on, combine a tensor's parts before a number is read from it, by every rank. Once a process.
 
     The dispatcher is private: torch has no public way to say how an op runs on DTensors.
     """
     handlers = DTensor._op_dispatcher._custom_op_handlers
     handlers.setdefault(torch.ops.aten._local_scalar_dense.default, _number)
-    for name in ("numpy", "tolist"):  # which torch refuses
+    for name in ("numpy", "tolist"):  # torch refuses these
         setattr(DTensor, name, _of_whole(name))
     DTensor.__format__ = _formatted  # type: ignore[method-assign,assignment]
 
 
 def _of_whole(name: str) -> Callable[..., Any]:
-    """A method of Tensor, called on the whole of a DTensor."""
+    """A method of `torch.Tensor`, called on the whole of a DTensor."""
 
     @functools.wraps(getattr(torch.Tensor, name))
     def method(tensor: DTensor, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def _of_whole(name: str) -> Callable[..., Any]:
 
 
 def _formatted(tensor: DTensor, spec: str) -> str:
-    """Text of a number, as loops log what `clip_grad_norm_` returns. Rank 0 alone may do so: no rank is asked."""
+    """A number as text, as loops log what `clip_grad_norm_` returns. Rank 0 alone may do so: no communication."""
     if not spec:
         return str(tensor)
     if not all(placement.is_replicate() for placement in tensor.placements):

@@ -1,11 +1,11 @@
-"""Gradient accumulation: which backward moves gradients, and those that wait for one that does.
+"""Gradient accumulation: which backward pass reduces gradients, and the gradients that wait for it.
 
-Gradients move once per optimizer step: at every backward outside `no_sync`, once that was used, and otherwise
-at every `micro_batches`-th one. Until then they wait here, unreduced, in the layout in which ops give them;
-`.grad` never holds a part of a sum. Those of parameters that the pass which moves does not come to (another task's
-head) are reduced at its end. `torch.autograd.grad` moves its own at once, and leaves these. An optimizer that steps
-while some wait would miss them: that is an error. Zeroing gradients drops what waits, which is a part of them
-(`gradients.dropped_gradients`).
+Gradients are reduced once per optimizer step: at every backward outside `no_sync` once that was used, otherwise at
+every `micro_batches`-th backward. Until then they wait here, unreduced, in the layout in which ops produce them;
+`.grad` never holds a part of a sum. If the pass that reduces does not reach a parameter (another task's head), its
+waiting gradients are reduced at the end of the pass. `torch.autograd.grad` reduces its own gradients at once and leaves
+the waiting ones. An optimizer step while some wait would miss them, which is an error. Zeroing gradients also drops
+those that wait (`gradients.dropped_gradients`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from autopar.runtime.gradients.parameter_hooks import accumulate
 
 
 class Accumulation:
-    """The state of one model; `held` says that calls made now do not move gradients."""
+    """The accumulation of one model; `held`: calls made now, inside `no_sync`, do not reduce their gradients."""
 
     def __init__(self, micro_batches: int) -> None:
         self.micro_batches = micro_batches
         self.held = False
         self._by_hand = False  # no_sync was used, so it alone decides
         self._waiting: dict[str, dict[Stage, torch.Tensor]] = {}
-        self._parameters: dict[str, torch.Tensor] = {}  # those that have gradients waiting
-        self._backwards = 0  # since gradients moved
+        self._parameters: dict[str, torch.Tensor] = {}  # with gradients waiting
+        self._backwards = 0  # since gradients were last reduced
         self._pass, self._moves = -1, True
         every.add(self)
 
@@ -43,7 +43,7 @@ class Accumulation:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Calls made inside leave their gradients here."""
+        """Gradients of calls made inside wait here."""
         before, self.held, self._by_hand = self.held, True, True
         try:
             yield
@@ -51,7 +51,7 @@ class Accumulation:
             self.held = before
 
     def moves(self) -> bool:
-        """Whether the backward pass that is running moves gradients of calls that are not held."""
+        """Whether the running backward pass reduces gradients of calls that are not held. Counts the passes."""
         number = torch._C._current_graph_task_id()
         if number != self._pass:
             self._pass = number
@@ -63,13 +63,13 @@ class Accumulation:
         return self._moves
 
     def _hand_out_rest(self) -> None:
-        """At the end of a pass that moves: what still waits is of parameters that it did not come to."""
+        """At the end of a pass that reduces: reduce what still waits, of parameters that the pass did not reach."""
         for name, parameter in list(self._parameters.items()):
             for gradient in self.take_rest(name):
                 accumulate(parameter, gradient)
 
     def add(self, name: str, stage: Stage, gradient: torch.Tensor, parameter: torch.Tensor) -> None:
-        """Keep an unreduced gradient of a parameter, which `stage` would reduce."""
+        """Keep an unreduced gradient of a parameter, to be reduced by `stage`."""
         own = self._waiting.setdefault(name, {})
         self._parameters[name] = parameter
         if stage in own:
@@ -82,16 +82,16 @@ class Accumulation:
         return name in self._waiting
 
     def take(self, name: str, stage: Stage) -> torch.Tensor | None:
-        """What waits for this reduction, no longer kept here."""
+        """Remove and return the gradient that waits for this reduction."""
         return self._waiting.get(name, {}).pop(stage, None)
 
     def take_rest(self, name: str) -> list[torch.Tensor]:
-        """What still waits for other reductions of the parameter, reduced and no longer kept here."""
+        """Remove, reduce and return the gradients of the parameter that wait for other reductions."""
         self._parameters.pop(name, None)
         return reduced_at_once(self._waiting.pop(name, {}))
 
     def forget(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
-        """Drop what waits, of these parameters or of all, as zeroing gradients does."""
+        """Drop the waiting gradients of these parameters or of all, as zeroing gradients does."""
         for name in self._waiting_of(parameters) if parameters is not None else ():
             del self._parameters[name], self._waiting[name]
         if parameters is None or not self._parameters:  # the step's backward passes begin anew
@@ -102,7 +102,7 @@ class Accumulation:
         return any(one is parameter for one in self._parameters.values())
 
     def _waiting_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
-        """The names of those that have gradients waiting."""
+        """The names of those of `parameters` that have gradients waiting."""
         wanted = set(map(id, parameters))
         return [name for name, parameter in self._parameters.items() if id(parameter) in wanted]
 
@@ -122,7 +122,7 @@ class Accumulation:
 
 
 def reduced_at_once(gradients: Mapping[Stage, torch.Tensor]) -> list[torch.Tensor]:
-    """What several reductions make of gradients of a parameter."""
+    """The reduced gradients of a parameter, each by its stage, waited for."""
     flights = (Flight([g], [stage.backward], reduction_dtype=stage.reduction_dtype) for stage, g in gradients.items())
     return [gradient for flight in flights for gradient in flight.finish()]
 

@@ -1,4 +1,4 @@
-"""What happens where a backward enters the graph of a call, at the outputs that the user has of it."""
+"""Hooks at the outputs of a call, where a backward pass enters its graph."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch.distributed.tensor import DTensor
 
 
 def prepare_backward(outputs: Sequence[Any], inputs: Sequence[Any], state: Sequence[torch.Tensor]) -> None:
-    """Of a call's `outputs`, take gradients as the graph wants them; of its `state`, tell autograd what has changed.
+    """Make gradients that enter at `outputs` plain tensors, and tell autograd which tensors of `state` have changed.
 
-    An input that is returned as it is belongs to the loop: its gradients enter no graph of the call.
+    An input that is returned unchanged belongs to the loop: its gradient enters no graph of the call.
 
-    A loop that adds a penalty on parameters to the loss has a sum of a plain tensor and a DTensor, whose gradient is a
-    DTensor: the graph works on plain ones. And ops that write into a DTensor count its versions, not those of its local
-    part, which is what the graph has saved: without this, a step between forward and backward would go unnoticed.
+    A loop that adds a penalty on parameters to the loss sums a plain tensor and a DTensor; the gradient is then a
+    DTensor, but the graph works on plain tensors. Also, an op that writes into a DTensor increments the DTensor's
+    version, not that of its local part, which the graph has saved: without this hook, an optimizer step between forward
+    and backward would go unnoticed.
     """
     parameters = [(tensor, tensor._version) for tensor in state if isinstance(tensor, DTensor)]
 

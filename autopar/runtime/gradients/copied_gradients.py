@@ -1,8 +1,8 @@
-"""Gradients of a planned model can be copied (`copy.deepcopy`) and pickled (`torch.save`); copies of it have none.
+"""Gradients of a planned model can be copied (`copy.deepcopy`) and pickled (`torch.save`); copied parameters have none.
 
-They lie in buckets, the whole of which would be copied and written with each. And torch (2.13) gives a DTensor the
-offset of what it is made of, takes one of which that is not 0 for a tensor that has memory of its own, and fails at it.
-A deep copy of a parameter has no gradient, but of one that is a DTensor it would have.
+Gradients are views of a bucket's buffer, and the whole buffer would be copied or written with each of them. Besides,
+torch (2.13) gives a DTensor the storage offset of its local tensor, takes a DTensor whose offset is not 0 for a tensor
+with memory of its own, and fails. A deep copy of a plain parameter has no gradient, but one of a DTensor would have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autopar.runtime.gradients.dropped_gradients import GRADIENT
 
 @functools.cache
 def let_gradients_be_copied() -> None:
-    """From now on a DTensor that lies within other memory is copied on its own, and a parameter without its gradient.
+    """From now on, a DTensor that is a view of larger memory is copied by itself, and a parameter without its gradient.
     Once a process."""
     copied, reduced = DTensor.__deepcopy__, DTensor.__reduce_ex__
 
@@ -27,7 +27,7 @@ def let_gradients_be_copied() -> None:
     def __deepcopy__(tensor: DTensor, memo: dict[int, Any]) -> Any:
         if isinstance(tensor, nn.Parameter):
             gradient = tensor.grad
-            GRADIENT.__set__(tensor, None)  # not `tensor.grad = None`, which drops what waits
+            GRADIENT.__set__(tensor, None)  # not `tensor.grad = None`, which drops waiting gradients
             try:
                 return copied(tensor, memo)
             finally:

@@ -1,7 +1,7 @@
-"""Gradients that wait are dropped where those of a plain model would be: zeroed, by whatever, or assigned.
+"""Waiting gradients are dropped where those of a plain model would be: when `.grad` is zeroed in any way, or assigned.
 
-While they wait, `.grad` is None before and after, so that nothing else shows that it was zeroed. Torch has hooks around
-an optimizer's `step()` alone.
+While gradients wait, `.grad` is None before and after it is zeroed, so nothing else shows that it was. torch has hooks
+only around an optimizer's `step()`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from autopar.errors import InputError
 from autopar.runtime.gradients.accumulation import every
 
 GRADIENT: Any = torch.Tensor.grad
-"""The attribute as torch has it, for who moves a gradient and means nothing by it."""
+"""torch's own attribute, for code that sets `.grad` without dropping waiting gradients."""
 
 
 @functools.cache
 def drop_with_gradients() -> None:
-    """From now on `zero_grad()` of optimizers and modules drops what waits of their parameters, and an assignment to
-    `.grad` what waits of that one. Once a process."""
+    """From now on, `zero_grad()` of optimizers and modules drops the waiting gradients of their parameters, and an
+    assignment to `.grad` those of that parameter. Once a process."""
     of_optimizers, of_modules = torch.optim.Optimizer.zero_grad, nn.Module.zero_grad
 
     @functools.wraps(of_optimizers)

@@ -1,7 +1,7 @@
-"""Steps of optimizers whose parameters have gradients waiting, which such a step would miss: refused.
+"""Refuses optimizer steps while gradients of the optimizer's parameters wait, since the step would miss them.
 
-A step that is given a closure takes its last gradients from it, so there it is looked after the closure has run. What
-else optimizers are given, and optimizers without a planned model's parameters, are none of our business.
+A step with a closure takes its last gradients from the closure, so there the check comes after the closure has run.
+Other arguments of steps, and optimizers without a planned model's parameters, are left alone.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _NAME = "closure"
 
 @functools.cache
 def refuse_early_steps() -> None:
-    """From now on; once a process."""
+    """Check optimizer steps from now on; once a process."""
     register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Torch's hook: `args` begin with the optimizer itself; what is returned takes the place of both."""
+    """torch's pre-step hook: `args` begin with the optimizer itself; a returned pair replaces `args` and `kwargs`."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     if not any(isinstance(parameter, DTensor) for parameter in parameters):
         return None
@@ -38,7 +38,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _is_closure(optimizer: Optimizer, argument: Any) -> bool:
-    """Of the first argument of `step`: a function, or whatever can be called where it is named a closure."""
+    """Whether the first argument of `step` is a closure: a function, or any callable if it is named `closure` there."""
     if inspect.isroutine(argument) or isinstance(argument, functools.partial):
         return True
     return callable(argument) and list(inspect.signature(type(optimizer).step).parameters)[1:2] == [_NAME]

@@ -1,4 +1,4 @@
-"""Steps whose gradients are not finite: all ranks see it, and all can leave the step out."""
+"""Tells all ranks alike whether gradients are finite on every rank, so that all can skip a step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Gradients of a parameter that several ops read, added up as they come.
+"""Sums of the gradients of a parameter that several ops read, added up as they come.
 
-Autograd adds them up itself, but beside the first two it makes their sum where the first is a view, as those of linear
-layers are, and where recomputed blocks read the parameter, it adds nothing before a whole block is through. So each op
-reads such a parameter through a node of its own, which keeps one sum for all, and hands nothing on.
+Autograd adds them up itself. But where the first gradient is a view, as those of linear layers are, it makes the sum
+beside the first two; and where recomputed blocks read the parameter, it adds nothing before a whole block is through.
+So each op reads such a parameter through a node of its own, which adds to one sum for all ops.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 
 class GradientSums:
-    """Of one call, by the parameter's place in the state and the stage that is to reduce it (None: nothing is).
+    """The sums of one call, by the parameter's place in the state and the stage that is to reduce the sum (or None).
 
-    Each backward pass has its own: what one that failed has left is nothing to the next.
+    Each backward pass has its own sums, so that what a failed pass has left does not reach the next.
     """
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int], dict[Stage | None, torch.Tensor]] = {}
 
     def add(self, place: int, stage: Stage | None, gradient: torch.Tensor) -> None:
-        """To be asked in the backward of an autograd function that was given the gradient."""
+        """Add a gradient to its sum; to be called in the backward of an autograd function that was given it."""
         before = self.take(place, stage, None)
         self.put(place, stage, own(gradient) if before is None else before.add_(gradient))
 
     def put(self, place: int, stage: Stage | None, gradient: torch.Tensor) -> None:
-        """Leave a gradient that nobody else holds to those that come."""
+        """Keep a gradient that nobody else holds as the sum so far."""
         self._found.setdefault(_here(place), {})[stage] = gradient
 
     def take(self, place: int, stage: Stage | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """A gradient with the sum so far, which is no longer kept here."""
+        """Add the sum so far to a gradient, and keep it here no longer."""
         before = self._found.get(_here(place), {}).pop(stage, None)
         if before is None or gradient is None:
             return gradient if before is None else before
         return before.add_(gradient)
 
     def take_rest(self, place: int) -> list[torch.Tensor]:
-        """What is left of a parameter, reduced and no longer kept here."""
+        """Remove, reduce and return the remaining sums of a parameter."""
         rest = self._found.pop(_here(place), {})
         stages = {stage: gradient for stage, gradient in rest.items() if stage is not None}
         return [*(gradient for stage, gradient in rest.items() if stage is None), *reduced_at_once(stages)]
@@ -60,7 +60,7 @@ def _here(place: int) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class Summed:
-    """A node of the local graph: a parameter as one of several ops reads it."""
+    """A node of the local graph, through which one of several ops reads a parameter."""
 
     place: int
     stage: Stage | None

@@ -1,8 +1,8 @@
 """An overflow that `torch.amp.GradScaler` finds in one rank's part of a gradient is found on all ranks.
 
-A scaler looks at all gradients at once. Torch's own way for DTensors (2.13) joins what ranks have found as the first
-gradient lies: where that is replicated (a norm's weight under `tp`, a scalar under `fsdp`), a rank whose parts are
-finite takes the step that the others leave out, and copies and scales differ from then on.
+A scaler checks all gradients at once. torch's own code for DTensors (2.13) combines the ranks' findings by the layout
+of the first gradient: where that is replicated (a norm's weight under `tp`, a scalar under `fsdp`), a rank whose parts
+are finite takes the step that the others skip, and copies and scales differ from then on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autopar.runtime.ranks.failures import told
 
 @functools.cache
 def find_overflows_everywhere() -> None:
-    """From now on join what is found over every axis that some gradient is split on. Once a process.
+    """From now on, combine findings over every mesh axis that shards some gradient. Once a process.
 
     The dispatcher is private: torch has no public way to say how an op runs on DTensors.
     """

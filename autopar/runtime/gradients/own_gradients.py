@@ -1,8 +1,8 @@
-"""Gradients that something else holds, too, are copied before they become those of a parameter.
+"""Gradients that something else holds too are copied before they become those of a parameter.
 
-The backward of an addition hands one tensor on to both sides. As `grad` of two parameters it would be clipped, scaled
-and accumulated into twice. autograd's own `AccumulateGrad` copies it then, and so it does where elements share memory
-(the backward of a sum), but it cannot see through a DTensor.
+The backward of an addition passes one tensor on to both sides. As `grad` of two parameters, it would be clipped, scaled
+and accumulated into twice. autograd's own `AccumulateGrad` copies such a tensor, and also one whose elements share
+memory (from the backward of a sum), but it cannot see through a DTensor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 
 def own(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient, or a copy of it; to be asked in the backward of an autograd function that was given it."""
+    """The gradient, or a copy if it is shared; to be called in the backward of an autograd function given it."""
     if _is_held(gradient) or any(
         step == 0 and size > 1 for step, size in zip(gradient.stride(), gradient.shape, strict=True)
     ):
@@ -20,9 +20,10 @@ def own(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _is_held(gradient: torch.Tensor) -> bool:
-    """Whether others than the caller hold it, or the tensor that it is a view of (which it holds, and we do here).
+    """Whether others than the caller hold it, or hold its base (to which the view and `base` here are two references).
 
-    Not a piece of that: pieces of one tensor are those of different parameters, and who is given the whole copies it.
+    A base with more elements does not count: its pieces are gradients of different parameters, and code that is given
+    the whole base copies it.
     """
     if gradient._use_count() > 1:  # type: ignore[attr-defined]
         return True

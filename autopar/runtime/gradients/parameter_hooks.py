@@ -1,8 +1,8 @@
-"""Hooks of a planned model's parameters run when gradients come, and not in passes that leave these waiting.
+"""Hooks of a planned model's parameters run when gradients arrive, and not in passes that leave gradients waiting.
 
-In such a pass (`gradients.accumulation`) autograd comes to the parameter with no gradient, and hands that on: a
-hook would be called with None, and one behind it with the gradient of an earlier pass. Behind it, where gradients move
-at the end of a pass that did not come to the parameter, autograd has no part, and hooks are called here.
+In such a pass (`gradients.accumulation`), autograd reaches the parameter without a gradient and goes on: a hook would
+be called with None, and a post-accumulate hook with the gradient of an earlier pass. Where waiting gradients are
+reduced at the end of a pass that did not reach the parameter, autograd takes no part, and the hooks are called here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 Hook = Callable[[Any], Any]
-_before: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that a call had nothing for: their gradients then
+_before: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters reached without a gradient: `_gradient_now` then
 
 
 @functools.cache
 def hooks_wait_for_gradients() -> None:
-    """From now on hooks that are registered on DTensors are called with gradients alone. Once a process."""
+    """From now on, hooks registered on DTensors are called only if a gradient has come. Once a process."""
     for name, waits in (
         ("register_hook", _with_gradient),
         ("register_post_accumulate_grad_hook", _of_one_with_gradient),
@@ -30,26 +30,26 @@ def hooks_wait_for_gradients() -> None:
 
 
 def wait_for_gradients(parameter: torch.Tensor) -> None:
-    """The same of hooks that were registered on what the parameter has replaced."""
+    """The same for hooks that were registered on the plain parameter that this one has replaced."""
     for hooks, waits in ((_hooks(parameter), _with_gradient), (_hooks_behind(parameter), _of_one_with_gradient)):
         for key, hook in hooks.items():
             hooks[key] = waits(hook)
 
 
 def comes_without_gradient(parameter: torch.Tensor) -> None:
-    """Note that autograd comes to a parameter with nothing of a call: where nothing else comes, no hook is to run."""
+    """Note that autograd reached a parameter without a gradient: if none comes otherwise, no hook is to run."""
     if _hooks_behind(parameter):
         _before[parameter] = _gradient_now(parameter)
 
 
 def _gradient_now(parameter: Any) -> tuple[int, ...]:
-    """What another pass, another gradient or one that was added to differs in."""
+    """A key that differs after another pass, with another gradient, or with one that was added to."""
     number, gradient = torch._C._current_graph_task_id(), parameter.grad
     return (number,) if gradient is None else (number, id(gradient), gradient._version)
 
 
 def accumulate(parameter: torch.Tensor, local: torch.Tensor) -> None:
-    """Add to a parameter's gradient, as autograd does: `local` is this rank's part, which lies as the parameter."""
+    """Add `local`, this rank's part in the parameter's layout, to its gradient and run hooks, as autograd does."""
     gradient: Any = local.to(parameter.dtype)
     if isinstance(parameter, DTensor):
         gradient = DTensor.__new__(DTensor, gradient, parameter._spec, requires_grad=False)

@@ -1,7 +1,7 @@
-"""Which kind of backward pass is running: one that adds to `.grad`, or `torch.autograd.grad`, which only hands out.
+"""Which kind of backward pass is running: one that adds to `.grad`, or `torch.autograd.grad`, which returns gradients.
 
-What waits from earlier passes belongs to `.grad` alone. Torch does not say which kind it is, but refuses to answer
-whether a leaf's node will run where its gradient is to be handed out.
+Gradients that wait from earlier passes belong to `.grad` alone. torch does not say which kind it is; but in
+`torch.autograd.grad`, it refuses to say whether a leaf's node will run if the leaf's gradient is to be returned.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-_REFUSAL = "currently running autograd.grad()"
-_last: tuple[int, bool] = -1, True  # a pass by its number, and of which kind it is
+_REFUSAL = "currently running autograd.grad()"  # in torch's error
+_last: tuple[int, bool] = -1, True  # the last pass by its number, and its kind
 
 
 def fills_gradients(node: Any) -> bool:
@@ -24,7 +24,7 @@ def fills_gradients(node: Any) -> bool:
 
 
 def _comes_to_a_leaf(node: Any) -> bool:
-    """Whether the pass goes on from a node to a leaf and adds to its gradient there."""
+    """Whether the pass runs from this node on to a leaf, and adds to the leaf's gradient."""
     waiting, seen = [node], {node}
     while waiting:
         for after, _ in waiting.pop().next_functions:
@@ -41,4 +41,4 @@ def _comes_to_a_leaf(node: Any) -> bool:
                     return False
             elif torch._C._will_engine_execute_node(after):
                 waiting.append(after)
-    return False  # what is handed out is no leaf's
+    return False  # the gradients that are returned are not those of leaves

@@ -1,4 +1,4 @@
-"""A tensor whose gradient comes back multiplied."""
+"""A tensor whose gradient is multiplied by a factor in backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autopar.runtime.gradients.second_derivatives import changed_owner
 
 
 def with_scaled_gradient(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """The same numbers; what is asked of them counts `factor` times."""
+    """The same values; their gradient is multiplied by `factor`."""
     scaled: torch.Tensor = _Scaled.apply(tensor, factor)
     return scaled
 

@@ -1,9 +1,9 @@
 """Backward passes whose gradients are differentiated again (`create_graph=True`): penalties on gradients, Hessians.
 
-What an exchange does to a gradient is linear, and its conjugate is what the exchange does to the value: the gradient of
-a gradient goes the way of the value (`resharding.reshard`, read twice). So the backward of an exchange is, there,
-another exchange that autograd knows; that of parameters too, which elsewhere move beside autograd
-(`communication.transit`).
+What a conversion does to a gradient is linear, and its conjugate is what the conversion does to the value. So the
+gradient of a gradient takes the way of the value (`resharding.reshard`, read twice). In such passes, the backward of a
+conversion is another conversion that autograd records; so is that of parameters, whose gradients otherwise bypass
+autograd (`communication.transit`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from autopar.errors import InputError
 
 
 def are_differentiated() -> bool:
-    """Asked in a backward: whether its gradients are to be differentiated again."""
+    """In a backward: whether its gradients are to be differentiated again."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def changed_owner(gradient: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A gradient of all ranks' losses becomes one of a rank's own, or the other way round. What is asked of it is of
-    the other kind than what it is asked for, so that the change and its inverse meet."""
+    """Turn a gradient of all ranks' losses into one of a rank's own loss, or the other way round. If it is
+    differentiated again, the change and its inverse cancel, and the second gradient passes unchanged."""
     return _ChangedOwner.apply(gradient, change) if are_differentiated() else change(gradient)
 
 
@@ -40,15 +40,15 @@ class _ChangedOwner(torch.autograd.Function):
 
 
 def detached(call: Callable[[], Any]) -> Any:
-    """What a call gives whose forward asks for gradients itself, under `no_grad`: it does so under `enable_grad`."""
+    """The detached results, under `no_grad`, of a call whose forward computes gradients and so needs `enable_grad`."""
     with torch.enable_grad():
         found = call()
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, found)
 
 
 def once(what: str, mend: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A backward that has no second derivative; who asks for one gets InputError, as `once_differentiable` does it, but
-    also where the gradient that came in needs none: what the forward has saved may."""
+    """Decorator for a backward without a second derivative: asking for one raises InputError. `once_differentiable`
+    does so too, but not where the incoming gradient requires none, although tensors that the forward has saved may."""
     message = f"the gradient of {what}, run on parts, cannot be differentiated again (create_graph=True): {mend}"
 
     def decorated(backward: Callable[..., Any]) -> Callable[..., Any]:

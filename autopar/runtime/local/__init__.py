@@ -1,6 +1,6 @@
-"""Local code: what runs on a rank's tensors where the op itself would not do.
+"""Local code: what runs on a rank's tensors where the op itself would give another result.
 
-A strategy names it (`Strategy.local`), the runtime calls it:
+A strategy names it (`Strategy.local`), and the runtime calls it:
 
 ================  ==========================================================================================
 shape             views, repeats, grids and factories are given the output's local shape
@@ -14,19 +14,19 @@ embedding_vocab   rows of the weight sharded: masked lookup (output P)
 cross_entropy     rows sharded: local sum over the global count (output P); classes sharded: normalised over
                   all ranks (output R), or picked by each rank from its own (`nll_loss`, output P)
 log_softmax       classes sharded: normalised over all ranks
-extremum          `amax`, `amin`, `max` and `min` over sharded dims: all ranks count who shares the gradient
-batch_norm        statistics over all axes that shard the batch or space; running statistics alike everywhere
-instance_norm     running statistics, which training writes, alike everywhere: means over all axes that shard the batch
+extremum          `amax`, `amin`, `max` and `min` over sharded dims: elements of all ranks share the gradient
+batch_norm        statistics over all axes that shard the batch or space; running statistics equal on all ranks
+instance_norm     running statistics, equal on all ranks: means over all axes that shard the batch
 dropout           mask from a counter over global indices
 sdpa_dropout      attention with such a mask
 drawn             other random numbers, from such a counter or seeded by the step's key
 recurrent_dropout recurrent layers with such masks between them
 experts           experts of a mixture that lie on several ranks (output P)
 experts_exchanged tokens sent to the ranks of their experts, and back
-routed            experts with a loop of their own on some of the tokens: all weights are read and have a gradient alike
+routed            experts in a loop of their own on some of the tokens: ranks read the same weights in backward
 routed_drawn      the same with random numbers in it
-sdpa_causal       causal attention on a part of the queries: halves are swapped so that all have equally much to do
-sdpa_causal_mask  the same by a mask: what no fused kernel takes
+sdpa_causal       causal attention on a part of the queries: halves are swapped, to balance the ranks' work
+sdpa_causal_mask  the same with a mask, where no fused kernel supports it
 ================  ==========================================================================================
 """
 
@@ -79,7 +79,7 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "sdpa_causal_mask": masks.causal_attention,
 }
 NEEDS_KEY = frozenset({"dropout", "sdpa_dropout", "drawn", "recurrent_dropout", "routed_drawn"})
-"""Their code is handed the random key of the step."""
+"""Local code that is given the random key of the step."""
 
 
 def run_local(

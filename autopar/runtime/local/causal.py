@@ -1,15 +1,16 @@
-"""Causal attention on a part of the queries, of which every rank has equally much to do.
+"""Causal attention on a part of the queries, with the same amount of work on every rank.
 
-A rank holds queries of one stretch of positions, and all keys. Queries of the last stretch see twice as many keys as
-the mean does, and all would wait for their rank. So each rank swaps the second half of its queries with the rank that
-is as far from the other end (the "zigzag" of Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2; of p
-stretches of two halves, rank r takes the halves r and 2 p - 1 - r): the keys that its two halves see sum up to the same
-on all.
+A rank holds the queries of one stretch of positions, and all keys. Queries of the last stretch see twice as many keys
+as the mean, so all ranks would wait for the rank that has them. So each rank swaps the second half of its queries with
+its mirror, the rank that is equally far from the other end (the "zigzag" of Llama 3's context parallelism,
+arXiv:2407.21783, section 3.3.2; of p stretches of two halves, rank r takes the halves r and 2 p - 1 - r). The numbers
+of keys that its two halves see then add up to the same on all ranks.
 
-No mask is formed. A half's queries attend to the keys before it, all of which they see, and causally to those at the
-same positions; the fused kernels give the log-sum-exp with each result, by which two are joined, and their backward is
-right for a part of the keys when handed result and log-sum-exp of all (ring attention, arXiv:2310.01889). What is kept
-is what the op itself keeps: query, key, value, result and log-sum-exp; halves are swapped again in backward.
+No mask is formed. The queries of a half attend to all keys before the half, and causally to those at their own
+positions. The fused kernels return the log-sum-exp with each result, by which the two results are combined. Their
+backward is right for a part of the keys if it is given the result and log-sum-exp for all keys (ring attention,
+arXiv:2310.01889). What is saved is what the op itself saves: query, key, value, result and log-sum-exp; halves are
+swapped again in backward.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Swap(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """This rank's queries of `length` from `start` on, of `whole`; one swap for each axis that splits them."""
+    """This rank's `length` queries from position `start` on, of `whole`; one swap for each axis that shards them."""
 
     start: int
     length: int
@@ -47,7 +48,7 @@ class Stretch(NamedTuple):
 
     @staticmethod
     def of(ctx: LocalContext) -> Stretch:
-        """That of a node whose first input is the query; raises LayoutError where it lies strided."""
+        """The stretch of a node whose first input is the query; raises LayoutError if its layout is strided."""
         dim, layout = len(ctx.input_shapes[0]) - 2, ctx.inputs[0]
         whole, mesh = ctx.input_shapes[0][dim], ctx.mesh
         axes = ctx.axes_that_shard(layout, dim)
@@ -56,18 +57,18 @@ class Stretch(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """How many queries stay: the first half, and that in the middle of an odd number."""
+        """How many queries stay: the first half, with the middle one of an odd number."""
         return self.length - self.length // 2
 
     def halves(self) -> tuple[tuple[slice, int], ...]:
-        """The queries of the half that stays and of the one that came, each with the position of its first."""
+        """The queries of the half that stays and of the half that came, each with its first position."""
         return (slice(0, self.kept), self.start), (slice(self.kept, None), self.whole - self.start - self.length // 2)
 
 
 def swapped_attention(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, rng_key: object
 ) -> Any:
-    """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries; masked if no kernel takes it."""
+    """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries; with a mask if no kernel supports it."""
     given, stretch = Attended.of(*args, **kwargs), Stretch.of(ctx)
     if stretch.length > 1 and _fused(given):
         return _Swapped.apply(given.query, given.key, given.value, given.scale, stretch)
@@ -75,7 +76,7 @@ def swapped_attention(
 
 
 def _fused(given: Attended) -> bool:
-    """Whether one of the kernels takes these: flash attention, on a GPU or a CPU."""
+    """Whether a flash attention kernel, of a GPU or a CPU, supports these arguments."""
     query, key, value, _, grouped = given
     if not query.numel() or (not grouped and query.shape[:-2] != key.shape[:-2]):
         return False
@@ -85,7 +86,7 @@ def _fused(given: Attended) -> bool:
         return False
     from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
-    some = slice(query.shape[-2])  # causal are calls on as many keys as queries
+    some = slice(query.shape[-2])  # the causal calls have as many keys as queries
     return can_use_flash_attention(SDPAParams(query, key[..., some, :], value[..., some, :], None, 0.0, True, grouped))
 
 
@@ -126,14 +127,14 @@ def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _like(part: torch.Tensor, length: int) -> torch.Tensor:
-    """An empty tensor of so many queries, whose dims lie in memory as those of `part`."""
+    """An empty tensor for `length` queries, with the memory order of `part`."""
     order = sorted(range(part.dim()), key=part.stride, reverse=True)
     shape = (*part.shape[:-2], length, part.shape[-1])
     return torch.empty_permuted(shape, order, dtype=part.dtype, device=part.device)
 
 
 def _swap(tensors: Sequence[torch.Tensor], stretch: Stretch) -> list[torch.Tensor]:
-    """Each half as the rank at the mirrored place has it, over all axes in turn, in one exchange an axis."""
+    """Exchange halves with the mirrored rank: over all axes in turn, all tensors in one exchange for each axis."""
     rows = torch.stack(list(tensors))
     for swap in stretch.swaps:
         mirror = [int(rank == swap.ranks - 1 - swap.rank) for rank in range(swap.ranks)]
@@ -142,7 +143,7 @@ def _swap(tensors: Sequence[torch.Tensor], stretch: Stretch) -> list[torch.Tenso
 
 
 def _parts(start: int, length: int) -> Iterator[tuple[slice, bool]]:
-    """The keys that queries see: all before them, if there are any, and causally those at their positions."""
+    """The keys that queries see: those at their positions, causally, and all before them, if there are any."""
     yield slice(start, start + length), True
     if start:
         yield slice(0, start), False
@@ -159,7 +160,7 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: 
 
 
 def _joined(one: torch.Tensor, its_sum: torch.Tensor, other: torch.Tensor, other_sum: torch.Tensor) -> _Pair:
-    """Of two results, for some of the keys each, that for both."""
+    """The result for all keys from two results, each for a part of them."""
     together = torch.logaddexp(its_sum, other_sum)
     weights = [(part - together).exp().unsqueeze(-1) for part in (its_sum, other_sum)]
     return (one * weights[0]).addcmul_(other, weights[1]).to(one.dtype), together
@@ -174,8 +175,8 @@ def _add_gradients(
     scale: float | None,
     totals: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """The gradient of queries from position `start` on, by that of their results, the queries and the results; those of
-    the keys and values that they see are added to `totals`."""
+    """The gradient of queries from position `start` on, from `tensors`: the gradient of their results, the queries and
+    the results. The gradients of the keys and values that they see are added to `totals`."""
     total: torch.Tensor | None = None
     for seen, causal in _parts(start, tensors[0].shape[-2]):
         some = key[..., seen, :], value[..., seen, :]
@@ -183,7 +184,7 @@ def _add_gradients(
         for sum_of, other in zip(totals, others, strict=True):
             sum_of[..., seen, :] += other
         total = found if total is None else total.add_(found)
-        del found, others, other  # beside the next ones they would be twice what is needed
+        del found, others, other  # kept beside the next ones, they would double the memory
     assert total is not None
     return total
 
@@ -204,10 +205,10 @@ def _backward(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     gradient, query, result = tensors
-    handed = gradient, query, key, value, result, statistics.contiguous()  # CUDA's kernel does not ask how they lie
+    handed = gradient, query, key, value, result, statistics.contiguous()  # CUDA's kernel ignores strides
     if query.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(*handed, 0.0, causal, scale=scale)
-    # no sequences of various lengths, and no dropout, whose generator these would be
+    # no sequences of different lengths, and no dropout, whose generator state `seed` would be
     seed = torch.zeros(2, dtype=torch.uint64, device=query.device)
     lengths = query.shape[-2], key.shape[-2]
     return _aten._scaled_dot_product_flash_attention_backward(

@@ -1,7 +1,7 @@
-"""What a loss sums over the classes of one rank, with gradients that backward writes into one tensor.
+"""Sums of a loss over the classes of one rank, whose gradients backward writes into one tensor.
 
-By autograd itself each sum keeps a tensor of the logits' size, and gives a gradient of that size, which are then added
-up. Here all share one that is kept and one that is made (as in Megatron-LM, 1909.08053).
+With plain autograd, each sum would save a tensor of the logits' size and give a gradient of that size, and the
+gradients would be added up. Here all sums share one saved tensor and one gradient (as in Megatron-LM, 1909.08053).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _WHOLE_CLASSES = "pin the logits so that their classes are not split"
 
 @dataclass(frozen=True)
 class Labels:
-    """How labels are read: of `part`; with `smoothing` towards equal distributions."""
+    """How labels are read: for the classes of `part`, with `smoothing` towards the uniform distribution."""
 
     part: Part
     smoothing: float = 0.0
 
     def row(self, values: torch.Tensor) -> torch.Tensor:
-        """A number for each row in the shape that multiplies logits."""
+        """A number for each row, shaped to broadcast against logits."""
         return values.unsqueeze(self.part.dim)
 
 
 class _Sums(torch.autograd.Function):
-    """Of every row Σ exp(x - highest), and Σ t x with the row's distribution `t` over classes."""
+    """For every row, Σ exp(x - highest), and Σ t x with the row's distribution `t` over classes."""
 
     @staticmethod
     def forward(
@@ -97,7 +97,7 @@ def sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's summands of Σ exp(x - highest) and of Σ t x, in the dtype of `highest`.
 
-    `t` is as in `classes.cross_entropy`. What is kept has the dtype of the logits, as in the op that is not split.
+    `t` is as in `classes.cross_entropy`. What is saved has the dtype of the logits, as in the unsharded op.
     """
     found: tuple[torch.Tensor, torch.Tensor] = _Sums.apply(logits, highest, target, weight, labels)
     return found
@@ -129,7 +129,7 @@ class _Picked(torch.autograd.Function):
 
 
 def picked(values: torch.Tensor, target: torch.Tensor, part: Part) -> torch.Tensor:
-    """Of every row the value of its label, 0 where another rank holds it."""
+    """For every row, the value at its label; 0 where another rank holds it."""
     found: torch.Tensor = _Picked.apply(values, target, part)
     return found
 
@@ -156,6 +156,6 @@ class _LogSoftmax(torch.autograd.Function):
 
 
 def log_softmax(logits: torch.Tensor, part: Part, dtype: torch.dtype) -> torch.Tensor:
-    """x - log Σ exp x over the classes of all ranks; keeps nothing but itself."""
+    """x - log Σ exp x over the classes of all ranks; saves only its result for backward."""
     found: torch.Tensor = _LogSoftmax.apply(logits, part, dtype)
     return found

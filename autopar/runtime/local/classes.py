@@ -1,7 +1,7 @@
-"""Losses whose classes, a vocabulary say, lie on several ranks: what each finds in its own, and what is exchanged.
+"""Losses over sharded classes (a vocabulary, say): what each rank computes from its own, and what is exchanged.
 
-The maximum and the sum of exponentials of a row are exchanged, and what the row's label (or its distribution over
-classes) picks; the logits never leave their rank (Megatron-LM, 1909.08053).
+For each row, ranks exchange the maximum, the sum of exponentials, and the logit that the row's label (or its
+distribution over classes) picks; the logits never leave their rank (Megatron-LM, 1909.08053).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def cross_entropy(
 ) -> torch.Tensor:
     """The loss of every row, 0 where ignored, whole on every rank: Σ t (log Σ exp x - x) over the classes.
 
-    `t` is the row's distribution: one for its label (or `target` itself, if it holds probabilities), smoothed towards
-    equal ones, times the class' weight.
+    `t` is the row's distribution: 1 at its label (or `target` itself, if it holds probabilities), smoothed towards the
+    uniform distribution, times the weights of the classes.
     """
     highest = part.highest(logits, torch.promote_types(logits.dtype, torch.float32))
     soft = target.is_floating_point()
@@ -67,14 +67,14 @@ def picked(
 
 
 def log_softmax(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.log_softmax`, `torch.log_softmax` and the method along a dim that lies on several ranks."""
+    """`F.log_softmax`, `torch.log_softmax` and the method along a sharded dim."""
     return _log_softmax(ctx, *args, **kwargs)
 
 
 def _log_softmax(
     ctx: LocalContext, input: torch.Tensor, dim: int, *rest: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
-    dtype = next((given for given in rest if isinstance(given, torch.dtype)), dtype)  # in the last place of each form
+    dtype = next((given for given in rest if isinstance(given, torch.dtype)), dtype)  # the last argument of each form
     dim %= input.ndim
     part = Part.of(ctx, ctx.inputs[0], dim, ctx.input_shapes[0][dim])
     return class_sums.log_softmax(input, part, dtype or input.dtype)

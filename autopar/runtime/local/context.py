@@ -1,4 +1,4 @@
-"""What local code knows of the op it stands for: layouts, global shapes, and where this rank is."""
+"""What local code knows about the op that it replaces: layouts, global shapes, and this rank's coordinate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalContext:
     input_shapes: tuple[tuple[int, ...], ...]
     shapes: tuple[tuple[int, ...], ...]
     position: int
-    _local_shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)  # asked in each call
+    _local_shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)  # read in each call
 
     def __post_init__(self) -> None:
         shapes = tuple(self._local_shape(index) for index in range(len(self.shapes)))
@@ -38,7 +38,7 @@ class LocalContext:
     def cuts(self, layout: Layout, dim: int, length: int) -> list[tuple[Cut, int]]:
         """The cuts of a dim of global `length`, outermost digit first, each with the piece that this rank takes.
 
-        In plain steps, not by `Layout.digits`, whose cache `torch.compile` warns of.
+        Computed here and not by `Layout.digits`, as `torch.compile` warns about the cache of that.
         """
         placements = enumerate(layout.placements)
         found, taken = [], 1
@@ -69,14 +69,14 @@ class LocalContext:
         return math.prod([self.mesh.shape[axis] for axis in self.axes_that_shard(layout, dim)])
 
     def positions(self, layout: Layout, dim: int, length: int, device: torch.device) -> torch.Tensor:
-        """Global indices, in a dim of global `length`, of what this rank holds; int32."""
+        """The global indices that this rank holds in a dim of global `length`; int32."""
         held = torch.arange(length, device=device, dtype=torch.int32)
         for cut, rank in self.cuts(layout, dim, length):
             held = cut.take(held, rank)
         return held
 
     def stretch(self, layout: Layout, dim: int, length: int) -> tuple[int, int]:
-        """(start, length) of what this rank holds of a dim of global `length`; raises where it is not contiguous."""
+        """(start, length) of this rank's part of a dim of global `length`; LayoutError if it is not contiguous."""
         start = 0
         for cut, rank in self.cuts(layout, dim, length):
             if cut.outer != 1:

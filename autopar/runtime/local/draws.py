@@ -1,8 +1,8 @@
 """Ops that draw random numbers, other than dropout: the same numbers on any mesh, on every rank and in a replay.
 
 Uniform, normal and exponential numbers come from a counter over global indices, so that a rank draws its own part
-alone. What else there is (permutations, integers, other distributions) is drawn whole on every rank, seeded by the
-step's key.
+alone. Everything else (permutations, integers, other distributions) is drawn whole on every rank, seeded by the step's
+key.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from autopar.ops.random_ops import BY_COUNTER, drawn_name
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.randomness import bits, seeded
 
-_APART = 1 << 32  # further than nodes are from one another: seeds of two parts
-_LEAST = 2.0**-24  # of exponential numbers, whose logarithm is taken (Gumbel's): more than 0 in every dtype
-_MANTISSA_BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}  # so many, and 1 is never drawn
+_APART = 1 << 32  # distance between the seeds of two parts: larger than that of any two nodes' positions
+_LEAST = 2.0**-24  # least exponential number, above 0 in every dtype, as its logarithm is taken (Gumbel)
+_MANTISSA_BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}  # with so many, 1 is never drawn
 
 
 def drawn(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: torch.Tensor | None
 ) -> Any:
-    """This rank's part of what `target(*args, **kwargs)` draws; `apply_inplace(method, base, ...)` among them."""
+    """This rank's part of what `target(*args, **kwargs)` draws, also of `apply_inplace(method, base, ...)`."""
     assert key is not None
     in_place = target.__name__ == "apply_inplace"
     name, rest = (args[0].strip("_"), args[1:]) if in_place else (drawn_name(target), args)
@@ -34,7 +34,7 @@ def drawn(
     dtype = kwargs.get("dtype") or like.dtype
 
     def option(place: int, called: str, default: Any) -> Any:
-        own = in_place or name == "bernoulli"  # the sizes of factories stand in these places
+        own = in_place or name == "bernoulli"  # factories have sizes in these places
         return kwargs.get(called, rest[place] if own and len(rest) > place else default)
 
     if name == "bernoulli":
@@ -53,7 +53,7 @@ def drawn(
 
 
 def _uniform(ctx: LocalContext, key: torch.Tensor, digits: int, *more: int) -> torch.Tensor:
-    """Multiples of 2^-digits in [0, 1), float64, for this rank's elements, and so many `more` for each."""
+    """Multiples of 2^-digits in [0, 1), float64, for this rank's elements; `more`: further dims for each element."""
     dims = enumerate(ctx.shapes[0])
     indices = [ctx.positions(ctx.outputs[0], dim, length, key.device) for dim, length in dims]
     indices += [torch.arange(count, device=key.device, dtype=torch.int32) for count in more]
@@ -62,14 +62,14 @@ def _uniform(ctx: LocalContext, key: torch.Tensor, digits: int, *more: int) -> t
 
 
 def _normal(ctx: LocalContext, key: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Normal numbers from pairs of uniform ones (Box and Muller, 1958); complex ones of variance 1 take both."""
+    """Normal numbers from pairs of uniform ones (Box and Muller, 1958); complex ones, of variance 1, from one pair."""
     first, second = _uniform(ctx, key, 32, 2).unbind(-1)
     length, angle = torch.sqrt(-2 * torch.log1p(-first)), 2 * math.pi * second
     return torch.polar(length / math.sqrt(2), angle) if dtype.is_complex else length * torch.cos(angle)
 
 
 def _seeded(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: torch.Tensor) -> Any:
-    """The whole, drawn alike on every rank; or a part that the rule of a custom op has, unlike all other parts."""
+    """The whole, drawn equally on every rank; or a part, by the rule of a custom op, with a seed of its own."""
     part = 0
     for axis, (placement, ranks) in enumerate(zip(ctx.outputs[0].placements, ctx.mesh.shape, strict=True)):
         if placement.is_sharded:

@@ -1,4 +1,4 @@
-"""Sums and exchanges over mesh axes inside local code, with the gradient that the layouts there call for."""
+"""Sums and exchanges over mesh axes inside local code, with the gradients that the layouts there require."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Joined(torch.autograd.Function):
 
 
 class _Given(torch.autograd.Function):
-    """What `_Joined` does to gradients."""
+    """The backward of `_Joined`, differentiable."""
 
     @staticmethod
     def forward(ctx: Any, gradient: torch.Tensor, axes: tuple[int, ...], mesh: LocalMesh) -> torch.Tensor:
@@ -46,12 +46,12 @@ class _Given(torch.autograd.Function):
 
 
 def joined(summands: torch.Tensor, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:
-    """P to R over `axes`: the sum, whose gradient is whole on every rank and so is each summand's."""
+    """P to R over `axes`: the sum. Its gradient is whole on every rank, and is the gradient of each summand too."""
     return _Joined.apply(summands, tuple(axes), mesh) if axes else summands
 
 
 def handed_out(gradient: torch.Tensor, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:
-    """A gradient, whole on every rank, of which each computes that of its own part: what the parts ask is summed."""
+    """A gradient, whole on all ranks, from which each computes that of its part; its own gradients are then summed."""
     return _Given.apply(gradient, tuple(axes), mesh) if axes else gradient
 
 
@@ -69,7 +69,7 @@ class _Summed(torch.autograd.Function):
 
 
 def summed(summands: torch.Tensor, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:
-    """P to R+ over `axes`: the sum, of which every rank gives a summand of the gradient."""
+    """P to R+ over `axes`: the sum. Each rank has a summand of its gradient, so backward sums too."""
     return _Summed.apply(summands, tuple(axes), mesh) if axes else summands
 
 
@@ -87,13 +87,13 @@ class _Exchanged(torch.autograd.Function):
 
 
 def moved(rows: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
-    """What `exchange` makes of them; not differentiable."""
+    """`exchange` without gradients."""
     width = math.prod(rows.shape[1:])
     counts = [[count * width for count in counts] for counts in (sent, received)]
     return collectives.all_to_all(rows.flatten(), counts[0], counts[1], group).view(sum(received), *rows.shape[1:])
 
 
 def exchange(rows: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
-    """Rows in the order of the ranks they go to, `sent[r]` to rank r, become those that came, in the ranks' order."""
+    """Send rows, ordered by destination (`sent[r]` of them to rank r); returns those received, ordered by source."""
     arrived: torch.Tensor = _Exchanged.apply(rows, sent, received, group)
     return arrived

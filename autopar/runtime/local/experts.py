@@ -1,4 +1,4 @@
-"""Experts of a mixture on several ranks: each does what is routed to its own."""
+"""Experts of a mixture on several ranks: each rank computes what is routed to its own experts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from autopar.runtime.local.exchange import exchange
 
 
 def experts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """This rank's summand: routes to experts that it does not hold get no weight.
+    """This rank's summand: routes to experts that it does not hold get weight 0.
 
-    Static shapes: a rank has room for every route, and does the work of those to its own experts.
+    Shapes are static: a rank has room for every route, but computes only those to its own experts.
     """
     hidden, index, weights, *parameters = args
     start, count = ctx.stretch(ctx.inputs[3], 0, ctx.input_shapes[3][0])
@@ -25,10 +25,11 @@ def experts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Loc
 
 @torch.compiler.disable(reason="how many tokens go to which rank depends on data")  # type: ignore[untyped-decorator]
 def exchanged(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """Tokens and experts both lie over some axes: each route's token goes to its expert's rank, the result comes back.
+    """Tokens and experts are both sharded over some axes: a token goes to its expert's rank, the result comes back.
 
-    Over several axes one after the other: to the ranks that have the expert's outermost digit, from there to those with
-    the next. How many go where depends on data; every rank says it to the others first, and to the host.
+    Several axes are handled one after the other: first to the ranks that have the expert's outermost digit, from there
+    to those with the next. How many tokens go where depends on data, so every rank first tells the others, and the
+    host.
     """
     hidden, index, weights, *parameters = args
     both = set(ctx.axes_that_shard(ctx.inputs[0], 0)) & set(ctx.axes_that_shard(ctx.inputs[3], 0))
@@ -40,14 +41,14 @@ def exchanged(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: L
         home = expert // held
         order = home.argsort(stable=True)
         source = order // routes
-        leaving = home.new_zeros(ranks).scatter_add_(0, home, torch.ones_like(home))  # bincount asks the host twice
+        leaving = home.new_zeros(ranks).scatter_add_(0, home, torch.ones_like(home))  # bincount syncs with host twice
         arriving = collectives.all_to_all(leaving, [1] * ranks, [1] * ranks, group)
         sent, received = torch.stack([leaving, arriving]).tolist()
         ways.append((source, rows.shape[0], sent, received, group))
         rows = exchange(rows[source], sent, received, group)
         expert = collectives.all_to_all((expert % held)[order], sent, received, group)
         share, routes = exchange(share[order], sent, received, group), 1
-    # one row more, of no weight: the library's code takes no empty batch, and every expert gets a gradient
+    # one row more, of weight 0: the library's code does not take an empty batch, and every expert gets a gradient
     rows, share = (torch.nn.functional.pad(t, [0, 0] * (t.dim() - 1) + [0, 1]) for t in (rows, share))
     expert = torch.nn.functional.pad(expert, (0, 1))
     done = target(rows, expert.unsqueeze(1), share.unsqueeze(1), *parameters, held=held)[:-1]

@@ -1,7 +1,7 @@
-"""Maxima and minima over dims that lie on several ranks.
+"""Maxima and minima over sharded dims.
 
-torch gives the gradient in equal parts to all elements that are the extremum, and after a ReLU, say, many are. So the
-ranks count theirs together: a rank that holds more of them gets more of the gradient.
+torch divides the gradient equally among all elements that equal the extremum; after a ReLU, say, these can be many. So
+the ranks count such elements together: a rank that holds more of them gets more of the gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autopar.runtime.local.exchange import handed_out, reduced
 
 
 def extremum(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`amax` and `amin`, and `max` and `min` of a whole tensor: finished on every rank."""
+    """`amax` and `amin`, and `max` and `min` of a whole tensor, with the final result on every rank."""
     op: ReduceOp = "max" if "max" in target.__name__ else "min"
     return _extremum(ctx, op, *args, **kwargs)
 
@@ -42,7 +42,7 @@ def _extremum(
 
 
 class _Extremum(torch.autograd.Function):
-    """With the reduced dims kept; the gradient goes in equal parts to the elements of all ranks that are it."""
+    """Keeps the reduced dims; the gradient is divided equally among the elements of all ranks that equal the result."""
 
     @staticmethod
     def forward(
@@ -59,7 +59,7 @@ class _Extremum(torch.autograd.Function):
         x, value = ctx.saved_tensors
         with torch.no_grad():
             held = x == value
-            wide = torch.promote_types(gradient.dtype, torch.float32)  # half precision counts to some hundreds
+            wide = torch.promote_types(gradient.dtype, torch.float32)  # half precision counts only to some hundreds
             count = reduced(held.sum(ctx.dims, keepdim=True, dtype=wide), "sum", ctx.axes, ctx.mesh)
         if are_differentiated():
             gradient = handed_out(gradient, ctx.axes, ctx.mesh)

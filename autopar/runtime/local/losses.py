@@ -1,4 +1,4 @@
-"""Means and classification losses whose rows, or classes, lie on several ranks."""
+"""Means and classification losses whose rows or classes are sharded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.runtime.local.exchange import reduced
 def mean(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """A mean over dims that are cut in equal parts: this rank's summand of it.
 
-    Axes over which the input is a summand already are not among those that cut it.
+    Axes over which the input is partial already do not count among those that cut it.
     """
     axes = zip(ctx.outputs[0].placements, ctx.inputs[0].placements, ctx.mesh.shape, strict=True)
     return target(*args, **kwargs) / math.prod([n for out, x, n in axes if out.is_partial and not x.is_partial])

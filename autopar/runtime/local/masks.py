@@ -1,4 +1,4 @@
-"""Ops that draw masks or know positions: dropout, attention with dropout, causal attention on a part of its queries."""
+"""Ops that draw masks or depend on positions: dropout, attention with dropout, causal attention on some queries."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def attention_dropout(
 ) -> Any:
     """`F.scaled_dot_product_attention` with dropout.
 
-    Where a fused kernel takes all keys and queries, it draws by itself: the same numbers in each replay and on each
-    rank that has the same part, others than one process does. Elsewhere the score matrix is formed, and its mask is
-    that of the global tensor.
+    If the queries are not sharded and a fused kernel supports the arguments, the kernel draws the mask: the same
+    numbers in each replay and on each rank that has the same part, but not those of one process. Otherwise the score
+    matrix is formed, and its mask is that of the global tensor.
     """
     assert key is not None
     return _attention_dropout(ctx, key, *args, **kwargs)
 
 
 def takes_fused(query: torch.Tensor, *others: Any) -> bool:
-    """Whether there is a fused kernel with dropout for such attention (as `SDPAParams` is told): on GPUs, unless the
-    user has turned them off."""
+    """Whether a fused kernel with dropout supports these arguments (those of `SDPAParams`): on GPUs, unless the user
+    has turned such kernels off."""
     if not query.is_cuda:
         return False
     asked = SDPAParams(query, *others)
@@ -64,7 +64,7 @@ def takes_fused(query: torch.Tensor, *others: Any) -> bool:
 
 
 def _place(ctx: LocalContext) -> int:
-    """A number that each part of an op has for itself, alike on the ranks that hold it."""
+    """A number that differs between the parts of an op, and is equal on ranks that hold the same part."""
     place = ctx.position
     for dim, length in enumerate(ctx.shapes[0]):
         for _, piece in ctx.cuts(ctx.outputs[0], dim, length):
@@ -85,7 +85,7 @@ def _attention_dropout(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     asked = query, key_states, value, attn_mask, dropout_p, is_causal
-    parts = ctx.axes_that_shard(ctx.inputs[0], query.ndim - 2)  # no kernel knows which queries it has
+    parts = ctx.axes_that_shard(ctx.inputs[0], query.ndim - 2)  # no kernel knows its queries' positions
     if not parts and not torch.compiler.is_compiling() and takes_fused(*asked, enable_gqa):
         with seeded(key, _place(ctx)):
             return F.scaled_dot_product_attention(*asked, scale=scale, enable_gqa=enable_gqa)
@@ -109,7 +109,7 @@ def _attention_dropout(
 
 
 def causal_attention(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries: a mask knows where they stand."""
+    """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries, with a mask for their positions."""
     given = Attended.of(*args, **kwargs)
     mask = causal_mask(ctx, given.query.ndim, given.key.shape[-2], given.query.device)
     tensors = given.query, given.key, given.value
@@ -140,6 +140,6 @@ class Attended(NamedTuple):
 
 
 def causal_mask(ctx: LocalContext, ndim: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Which of the `keys` each of this rank's queries sees: those not after it."""
+    """Which of the `keys` each of this rank's queries sees: all up to its own position."""
     queries = ctx.positions(ctx.inputs[0], ndim - 2, ctx.input_shapes[0][-2], device)
     return queries.unsqueeze(-1) >= torch.arange(keys, device=device, dtype=torch.int32)

@@ -63,8 +63,8 @@ class _Normalised(torch.autograd.Function):
         )
         of_x = None
         if ctx.needs_input_grad[0]:
-            # Divided before they are put together: Inductor sums in place what it put together, and would write the sum
-            # into gradients of weight and bias that it put there as they are (torch 2.13).
+            # Divided before they are stacked: Inductor would reduce the stacked tensor in place, and so overwrite the
+            # gradients of weight and bias if these were parts of it (torch 2.13).
             sums = torch.stack((of_shift / ctx.count, of_scale / ctx.count))
             shift, slope = reduced(sums, "sum", ctx.axes, ctx.mesh)
             factor = scale if weight is None else scale * weight
@@ -85,16 +85,15 @@ _RUNNING, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
 
 
 def _named(is_function: bool, flag: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A norm's arguments: torch's functional ones and its own name them alike and order them differently."""
+    """A norm's arguments by name: `torch.nn.functional` and `torch` use the same names in different orders."""
     first, second = (_RUNNING, _AFFINE) if is_function else (_AFFINE, _RUNNING)
     return dict(zip(("input", *first, *second, flag, "momentum", "eps", "cudnn_enabled"), args, strict=False)) | kwargs
 
 
 def batch_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.batch_norm` or `torch.batch_norm`, training: statistics over all axes that shard x on another dim than the
-    channels.
+    """`F.batch_norm` or `torch.batch_norm`, training: statistics over all axes that shard x, except on channels.
 
-    Running statistics are updated alike on every rank. Without training it is the op itself.
+    Running statistics are updated equally on every rank. Outside training, it is the op itself.
     """
     given = _named(target is F.batch_norm, "training", args, kwargs)
     return _batch_norm(ctx, **given) if given.get("training") else target(*args, **kwargs)
@@ -126,10 +125,10 @@ def _batch_norm(
 
 
 def instance_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.instance_norm` or `torch.instance_norm`, training, with running statistics, which all rows move.
+    """`F.instance_norm` or `torch.instance_norm`, training, with running statistics, which depend on all rows.
 
-    They move towards the mean of the rows' statistics: with a momentum of 1 the op gives that of this rank's rows, of
-    which those of all ranks are joined, weighted by their numbers of rows.
+    They move towards the mean of the rows' statistics. With a momentum of 1, the op gives this mean for the rank's
+    rows; the means of all ranks are then combined, weighted by their numbers of rows.
     """
     given = _named(target is F.instance_norm, "use_input_stats", args, kwargs)
     own = {name: torch.zeros_like(given[name]) for name in _RUNNING}
@@ -144,7 +143,7 @@ def instance_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ct
 
 
 def write_statistics(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Write running statistics as torch's own norms do, which autograd takes for no change: another call of the module
+    """Write running statistics without a new version for autograd, as torch's own norms do: another call of the module
     may have saved them for its backward, which does not read them."""
     with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
         buffer.copy_(value)

@@ -1,6 +1,6 @@
-"""Recurrent layers with dropout between them: one layer after the other, the masks from a counter.
+"""Recurrent layers with dropout between them: run one layer after the other, with masks from a counter.
 
-The kernels of torch (and cuDNN's) draw the masks between layers from their own generator, which knows no global index.
+torch's kernels (and cuDNN's) draw the masks between layers from their own generator, which knows no global index.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def recurrent_dropout(
 
 
 def _dropped(value: torch.Tensor, dropout: float, layer: int, ctx: LocalContext, key: torch.Tensor) -> torch.Tensor:
-    """`value` with the mask of this layer; its features are whole, the other dims lie as the op's first output."""
+    """`value` with the mask of this layer; its features are whole, its other dims lie as in the first output."""
     if dropout == 1:
         return value * 0
     *outer, _ = ctx.shapes[0]

@@ -1,9 +1,9 @@
-"""Experts with a loop of their own, split on the tokens: every rank reads all their weights, whatever its tokens meet.
+"""Experts that run in a loop of their own, sharded by tokens: every rank reads all weights, whatever its tokens meet.
 
-Data decide which experts a rank's tokens go to. Of the others' weights autograd saves nothing there and has no
-gradient, so that ranks would gather other weights again in backward, and reduce other gradients. Here, on every rank,
-backward begins with all weights in one order, and a weight has a gradient on all ranks or on none: zeros where only
-other ranks' tokens met it, and none where nobody's did, as in one process.
+Data decide which experts a rank's tokens go to. For the weights of the other experts, autograd saves nothing on that
+rank and has no gradient, so ranks would gather different weights again in backward, and reduce different gradients.
+Here, on every rank, backward begins with all weights in the same order, and a weight has a gradient on all ranks or on
+none: zeros if only other ranks' tokens met it, and none if no rank's did, as in one process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autopar.runtime.communication.compiled_outputs import as_no_view
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.draws import drawn
 
-_TOKENS = 2  # operands that go with the tokens: what the experts are given, and with what weight
+_TOKENS = 2  # operands for each token: what the experts are given, and the routes' weights
 
 
 @torch.compiler.disable(reason="which experts a rank's tokens go to depends on data")  # type: ignore[untyped-decorator]
@@ -34,7 +34,7 @@ def routed(
 
 
 class _Entered(torch.autograd.Function):
-    """What the experts are given; in backward behind all that they did, whether or not they used it."""
+    """Passes on what the experts are given; its backward comes after that of all their ops, used or not."""
 
     @staticmethod
     def forward(ctx: Any, groups: list[str], *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -57,7 +57,7 @@ class _Entered(torch.autograd.Function):
 
 
 def _on_some_rank(places: list[int], here: list[bool], device: torch.device, groups: list[str]) -> list[int]:
-    """Those of the places that have something on any rank."""
+    """Those of the places that are set in `here` on any rank."""
     if not places:
         return []
     found = torch.tensor(here, dtype=torch.uint8, device=device)
@@ -67,7 +67,7 @@ def _on_some_rank(places: list[int], here: list[bool], device: torch.device, gro
 
 
 class _Left(torch.autograd.Function):
-    """The result; in backward before all that the experts did."""
+    """Passes on the result; its backward comes before that of all ops of the experts."""
 
     @staticmethod
     def forward(ctx: Any, done: torch.Tensor, *entered: torch.Tensor) -> torch.Tensor:
@@ -76,5 +76,5 @@ class _Left(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        _ = ctx.saved_tensors  # weights that are gathered again come now, on all ranks alike
+        _ = ctx.saved_tensors  # gathers freed weights again now, in the same order on all ranks
         return gradient, *(None for _ in ctx.needs_input_grad[1:])

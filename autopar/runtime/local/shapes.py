@@ -1,4 +1,4 @@
-"""Ops that are told sizes, with the sizes of this rank's part in place of the global ones."""
+"""Ops with sizes among their arguments, called with the sizes of this rank's part in place of the global ones."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Local
     """Views, repeats, grids, gradients of slices and factories with the output's local shape; another factory makes the
     whole and takes its part.
 
-    A view becomes a reshape: what is contiguous as a whole need not be so in parts.
+    A view becomes a reshape, as a part of a contiguous tensor may not be contiguous.
     """
-    operator = isinstance(target, torch._ops.OpOverload)  # whose name has the overload's behind it
+    operator = isinstance(target, torch._ops.OpOverload)  # its `__name__` ends with the overload's
     name, local = target._opname if operator else target.__name__, ctx.local_shape()
     if name in _RESHAPES:
         return args[0].reshape(local)
@@ -63,7 +63,7 @@ def _grid(
 
 
 def split(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`torch.split` and its like along a dim that is sharded within every part."""
+    """`torch.split` and similar ops along a dim that is sharded within every part."""
     return _split(ctx, *args, **kwargs)
 
 
@@ -76,7 +76,7 @@ def _split(
 def sliced(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """Indexing and `narrow`: bounds on a sharded dim are divided by its number of pieces.
 
-    The dim is cut within each stretch between bounds, so that a bound falls between the same elements.
+    The dim is sharded within each stretch between bounds, so that the local bounds separate the same elements.
     """
     if target.__name__ == "narrow":
         return _narrow(ctx, *args, **kwargs)
@@ -100,9 +100,9 @@ def _local_items(items: tuple[Any, ...], layout: Layout, ctx: LocalContext) -> I
     for item in items:
         pieces = ctx.pieces(layout, dim) if isinstance(item, slice) else 1
         if isinstance(item, slice) and pieces > 1:
-            taken = range(sizes[dim])[item]  # as `item.indices` has it, which torch 2.11 does not compile
+            taken = range(sizes[dim])[item]  # as `item.indices`, which torch 2.11 cannot compile
             start, stop, step = taken.start, taken.stop, taken.step
-            if (start, stop, step) == (0, sizes[dim], 1):  # the pieces of a dim that is not cut here may be unequal
+            if (start, stop, step) == (0, sizes[dim], 1):  # a dim taken whole may have unequal pieces
                 yield slice(None)
             elif step == 1:
                 yield slice(start // pieces, stop // pieces)
@@ -114,14 +114,14 @@ def _local_items(items: tuple[Any, ...], layout: Layout, ctx: LocalContext) -> I
 
 
 def _dims_taken(item: Any) -> int:
-    """How many dims of the indexed tensor an item of an index stands for."""
+    """How many dims of the indexed tensor an item of an index takes up."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     return item.ndim if isinstance(item, torch.Tensor) and item.dtype == torch.bool else 1
 
 
 def masked_scatter(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`masked_scatter` on a part: where in the source each element is, the whole mask tells."""
+    """`masked_scatter` on a part: the whole mask tells where in the source each element is."""
     return _masked_scatter(ctx, *args, **kwargs)
 
 
@@ -136,7 +136,7 @@ def _masked_scatter(ctx: LocalContext, input: torch.Tensor, mask: torch.Tensor, 
 
 
 def strided(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`as_strided` of a tensor that is contiguous in the trace; one that was moved, or made of such, may be not."""
+    """`as_strided` of a tensor that is contiguous in the trace; on this rank it may not be, after a conversion."""
     return _strided(target, ctx, *args, **kwargs)
 
 
@@ -155,9 +155,9 @@ def _strided(
 
 def groups(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """A grouped convolution on a shard of its channels, which holds its part of the groups."""
-    channels = 1 + len(ctx.shapes[0]) - max(map(len, ctx.input_shapes))  # a weight has the dims of a batch; 0 without
+    channels = 1 + len(ctx.shapes[0]) - max(map(len, ctx.input_shapes))  # a weight has as many dims as a batch; else 0
     pieces = ctx.pieces(ctx.outputs[0], channels)
     if "groups" in kwargs:
         return target(*args, **{**kwargs, "groups": kwargs["groups"] // pieces})
-    place = 6  # of `groups` in the signatures of all convolutions
+    place = 6  # position of `groups` in the signatures of all convolutions
     return target(*args[:place], args[place] // pieces, *args[place + 1 :], **kwargs)

@@ -1,4 +1,4 @@
-"""An embedding whose rows lie on several ranks."""
+"""An embedding whose rows are sharded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.runtime.local.context import LocalContext
 
 
 def embedding(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.embedding` on this rank's rows: ids of other ranks give zero, so that the ranks' outputs sum to the whole."""
+    """`F.embedding` on this rank's rows: ids of other ranks give zeros, so the ranks' outputs add up to the whole."""
     return _embedding(ctx, *args, **kwargs)
 
 

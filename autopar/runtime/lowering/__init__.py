@@ -1,1 +1,1 @@
-"""A traced graph and its plan become a graph that one rank runs on its local tensors."""
+"""Lowering: from a traced graph and its plan to a graph that one rank runs on its local tensors."""

@@ -1,4 +1,4 @@
-"""Values of the trace as ops want them: converted where they are first needed, parameters by buckets."""
+"""Values of the trace in the layouts that ops want: converted where first needed, parameters by buckets."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from autopar.runtime.lowering.scopes import Scope, readers
 
 
 class Conversions:
-    """Puts conversions into scopes. `places` of parameters in the state are known once all inputs are.
+    """Inserts conversions into scopes. `places`, the parameters' positions in the state, are known once all inputs are.
 
-    `stored`: dtypes of parameters and buffers; `stops`: the buckets so far, in the order of the graph. As in the plan,
-    nothing moves back in a graph of a call without gradients, and what differs in that alone can share a bucket.
+    `stored`: dtypes of parameters and buffers; `stops`: the buckets so far, in graph order. In a graph of a call
+    without gradients nothing is reduced in backward, as in its plan; so parameters whose layouts differ only for
+    gradients can share a bucket.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Conversions:
         self._buckets = _buckets(plan)
 
     def value(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> fx.Node:
-        """Tensor `ref` as `layout`, for the node at `position`; converted at its first use in this scope."""
+        """Tensor `ref` in `layout`, for the node at `position`; it is converted at its first use in this scope."""
         layout = self.wanted(ref, layout)
         if (ref, layout) not in scope.converted:
             if scope.parent is not None and scope.takes_converted(ref):
@@ -62,7 +63,7 @@ class Conversions:
         return scope.converted[ref, layout]
 
     def read(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> fx.Node:
-        """The same as an op reads it: a parameter that others read too, so that its gradients are added up."""
+        """The value as an op reads it: a parameter with several readers comes through a node that sums gradients."""
         value = self.value(ref, layout, scope, position)
         if not (self._is_parameter(ref) and self._needs_grad(ref) and len(readers(ref)) > 1):
             return value
@@ -75,16 +76,16 @@ class Conversions:
         return scope.graph.call_function(summed, (scope.transit(), value))
 
     def moves(self, node: fx.Node) -> bool:
-        """Whether some parameter has to be moved for a node."""
+        """Whether a node reads a parameter whose conversion needs collectives."""
         pairs = zip(tensor_inputs(node), self.plans[node].inputs, strict=True) if node in self.plans else ()
         return any(self._is_parameter(ref) and moves(self._recipe(ref, self.wanted(ref, w))) for ref, w in pairs)
 
     def _is_parameter(self, ref: TensorRef) -> bool:
-        """Whether the transit brings a tensor's gradient: not of what a model holds unregistered."""
+        """Whether a tensor is a parameter of the plan, whose gradient the transit brings."""
         return ref.node.op == "get_attr" and str(ref.node.target) in self._parameters
 
     def wanted(self, ref: TensorRef, layout: Layout) -> Layout:
-        """A layout as it matters for a tensor: that of the gradient does where there is one."""
+        """The layout without its gradient part, for a tensor that gets no gradient; else as it is."""
         return layout if self._needs_grad(ref) else layout.value()
 
     def _needs_grad(self, ref: TensorRef) -> bool:
@@ -108,14 +109,14 @@ class Conversions:
         )
 
     def _is_cast(self, ref: TensorRef) -> bool:
-        """Whether a tensor may be there in another dtype than that in which it is read."""
+        """Whether a tensor may have another dtype at run time than the one in which ops read it."""
         data = tensor_of(ref)
-        if ref.node.op == "placeholder":  # whatever a call gives
+        if ref.node.op == "placeholder":  # a call may pass any dtype
             return self._casts_inputs and data.is_floating_point()
         return ref.node.op == "get_attr" and self._stored.get(str(ref.node.target), data.dtype) != data.dtype
 
     def _bucket(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> None:
-        """Convert the members of the bucket that has this tensor, all at its first use in this scope."""
+        """Convert all members of the bucket that contains this tensor, at their first use in this scope."""
         name = str(ref.node.target)
         planned = self._buckets.get((name, layout, scope.segment)) if ref.node is self._attributes.get(name) else None
         members = [(ref, layout)]
@@ -135,7 +136,7 @@ class Conversions:
     def _put(
         self, members: Sequence[tuple[TensorRef, Layout]], recipes: Sequence[Recipe], scope: Scope, position: int
     ) -> None:
-        """One bucket in a scope, and its members as what is converted there."""
+        """Insert one bucket into a scope, and record its members as converted there."""
         names = tuple(str(member.node.target) for member, _ in members)
         bucket = Bucket(
             tuple(self.places[n] for n in names),
@@ -152,7 +153,7 @@ class Conversions:
         self.stops.append(Stop(bucket, scope.segment, position <= scope.replayed))
 
     def _is_made_again(self, name: str, scope: Scope) -> bool:
-        """Whether a parameter's copy is freed after its use forward; in segments a replay makes it again anyway."""
+        """Whether a parameter's copy is freed after its use in forward; in segments a replay makes it again anyway."""
         return scope.parent is None and name in self._parameters and self._parameters[name].regather
 
     def _layout(self, ref: TensorRef) -> Layout:
@@ -176,7 +177,7 @@ def dtype_named(name: str | None) -> torch.dtype | None:
 
 
 def _buckets(plan: Plan) -> dict[tuple[str, Layout, int], PlannedBucket]:
-    """The plan's buckets by their members: name, wanted layout, segment."""
+    """The plan's buckets by their members: (name, wanted layout, segment)."""
     return {
         (name, wanted, bucket.segment): bucket
         for bucket in plan.buckets

@@ -1,4 +1,4 @@
-"""One node of the trace as one node of the local graph: the op itself, or the local code that its plan names."""
+"""Emission of a trace node into the local graph: as the op itself, or as the local code that its plan names."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from autopar.runtime.lowering.scopes import Scope
 from autopar.runtime.lowering.seeded_leaves import SeededLeaf
 
 WIDE = frozenset({F.binary_cross_entropy, F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss})
-"""Losses whose number has a storage as large as their input: ATen writes each element's there before it sums them. That
-would be held as long as the number, mostly through all of backward."""
+"""Losses whose scalar result has a storage as large as their input: ATen writes the elementwise losses there before it
+sums them. The storage would live as long as the scalar, mostly through all of backward; so the result is cloned."""
 
 
 class Method:
-    """A method of tensors by its name: torch 2.11 compiles it where it loses the name of `torch.Tensor.<name>`."""
+    """A tensor method by its name. torch 2.11 compiles this, whereas it loses the name of `torch.Tensor.<name>`."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -36,7 +36,7 @@ class Method:
 
 
 class LocalCall:
-    """Local code bound to its op (of a method: `Method`) and context: `call(key, args, kwargs)`."""
+    """Local code bound to its op (a `Method` for a method) and its context: `call(key, args, kwargs)`."""
 
     def __init__(self, name: str, target: Any, context: LocalContext) -> None:
         self.__name__ = f"local_{name}"
@@ -49,7 +49,7 @@ class LocalCall:
 def emit(
     node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
 ) -> fx.Node:
-    """Put the op of `node` into the scope's graph, on arguments that are in their wanted layouts."""
+    """Insert the op of `node` into the scope's graph, on arguments that are already in their wanted layouts."""
     made = _emitted(node, plan, args, kwargs, scope, mesh)
     return scope.graph.call_method("clone", (made,)) if node.target in WIDE and not plan.shapes[0] else made
 
@@ -77,16 +77,17 @@ def _emitted(
 
 
 def _at_any_strides(node: fx.Node) -> Any:
-    """The node's target; a view with other sizes becomes a reshape, as what it reads may lie in another order here."""
+    """The node's target; a `view` by sizes becomes a reshape, as its input may have other strides on this rank."""
     given = (*node.args, *node.kwargs.values())
     of_sizes = node.op == "call_method" and not any(isinstance(argument, torch.dtype) for argument in given)
     return _RESHAPES.get(node.target, node.target) if of_sizes else node.target
 
 
 def reads_memory(target: Any) -> bool:
-    """Whether an op may be a kernel of the user's, which reads tensors as they lie in memory in one process.
+    """Whether an op may be a kernel of the user's, which may rely on the strides that its tensors have in one process.
 
-    `x.contiguous()` before it is no node where x lies so in the trace; a part of x, or what a plan has moved, need not.
+    `x.contiguous()` before such an op leaves no node in the trace if x is contiguous there; a part of x, or a converted
+    tensor, may not be.
     """
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace not in _TORCHS_OWN
@@ -97,12 +98,12 @@ def reads_memory(target: Any) -> bool:
 
 
 _RESHAPES: dict[Any, str] = {"view": "reshape", "view_as": "reshape_as"}
-_TORCHS_OWN = ("aten", "prim", "prims")
-_ANY_STRIDES = ("torch", "autopar", "_operator", "builtins", "math")  # where functions are that take them
+_TORCHS_OWN = ("aten", "prim", "prims")  # namespaces of torch's own ops
+_ANY_STRIDES = ("torch", "autopar", "_operator", "builtins", "math")  # modules of functions that accept any strides
 
 
 class Modes:
-    """The grad mode and autocast state that the user's code had set around a node, set around it again."""
+    """Sets around a node the grad mode and autocast state that the user's code had set there."""
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
         self._ambient = any(node.meta.get(GRAD_MODE, True) for node in nodes)
@@ -127,10 +128,10 @@ class Modes:
 
 
 def constant(value: Any, device: torch.device, held: Callable[[Any], fx.Node]) -> Any:
-    """Plain Python values of the trace as arguments in the local graph: traced sizes are ints, devices this rank's.
+    """Plain Python values of the trace as arguments in the local graph: traced sizes are ints, devices are this rank's.
 
-    Objects that no code could be printed for (of a class of the user's, say, given to an autograd function) are `held`:
-    a node stands for them.
+    Objects that fx cannot print as code (of a user's class, say, given to an autograd function) are replaced by the
+    node that `held` returns for them.
 
     >>> constant((torch.Size([2, 3]), slice(None, 4), torch.device("meta")), torch.device("cpu"), lambda item: item)
     ((2, 3), slice(None, 4, None), device(type='cpu'))

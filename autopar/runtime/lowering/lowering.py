@@ -1,11 +1,14 @@
-"""A traced graph and its plan become a graph that one rank runs on its local tensors.
+"""Lowering: a traced graph and its plan become a graph that one rank runs on its local tensors.
 
-Every node keeps its torch function. Between two nodes whose layouts differ stands `convert(value, recipe)`;
-it is made where the wanted layout is first needed and shared by all who want the same. A recomputed segment
-becomes a submodule under `torch.utils.checkpoint`: its inputs are the tensors from outside as they lie there,
-parameter shards included, so conversions of them are inside it and a replay gathers again. An inner segment takes
-activations as its nodes want them, and hands out what it has converted, so that each is converted once. Parameters are
-converted by buckets, those of the plan and one for each that is in none.
+Every node keeps its torch function. Between two nodes whose layouts differ stands `convert(value, recipe)`; it is
+inserted where the wanted layout is first needed, and shared by all readers that want the same layout.
+
+A recomputed segment becomes a submodule under `torch.utils.checkpoint`. Its inputs are the tensors from outside in the
+layouts that they have there, parameter shards included; so their conversions are inside the segment, and a replay
+gathers again. An inner segment takes activations in the layouts that its nodes want, and returns what it has converted,
+so that each tensor is converted once.
+
+Parameters are converted by buckets: those of the plan, and a bucket of its own for each parameter that is in none.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ from autopar.runtime.stored.first_writes import FirstWrites
 class Lowered:
     """A graph for local tensors, and what to call it with.
 
-    `module(*values of placeholders, *local tensors of `state`, transit, [random key])` returns the flat outputs
-    as local tensors and constants; `outputs` are their layouts, global shapes and strides, None for what is no tensor.
-    `writes`: what is written into which of `state` before.
+    `module(*values of placeholders, *local tensors of `state`, transit, [random key])` returns the flat outputs as
+    local tensors and constants; `outputs` are their layouts, global shapes and strides, None for what is no tensor.
+    `writes`: what a call writes into tensors of `state` before it runs `module`.
     """
 
     module: fx.GraphModule
@@ -53,7 +56,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Rank:
-    """Where a graph is lowered for: the mesh as this rank sees it, its device, dtypes of its parameters and buffers."""
+    """The rank that a graph is lowered for: its view of the mesh, its device, dtypes of its parameters and buffers."""
 
     mesh: LocalMesh
     device: torch.device
@@ -61,7 +64,7 @@ class Rank:
 
 
 def lower(graph: fx.Graph, plan: Plan, rank: Rank) -> Lowered:
-    """The local form of `graph` under `plan`; PlanMismatchError where the plan does not fit the graph."""
+    """The local form of `graph` under `plan`; raises PlanMismatchError if the plan does not fit the graph."""
     return _Lowering(graph, plan, rank).run()
 
 
@@ -108,7 +111,7 @@ class _Lowering:
         )
 
     def _inputs(self) -> None:
-        """Values of the trace's placeholders, then local tensors of parameters and buffers."""
+        """Insert the graph's inputs: the trace's placeholders, then local tensors of parameters and buffers."""
         for node in self.nodes:
             if node.op == "placeholder":
                 local = self.outer.placeholder(node.name)
@@ -121,7 +124,7 @@ class _Lowering:
     # -- one node, and the values it wants ---------------------------------------------------------
 
     def _place(self, node: fx.Node, scope: Scope) -> None:
-        """One node of the trace, after the conversions that it needs."""
+        """Insert one node of the trace, after the conversions that it needs."""
         self.at = self.position[node]
         if node.op == "output":
             self._output(node)
@@ -143,8 +146,8 @@ class _Lowering:
         scope.values.update((ref, scope.pick(new, path)) for ref, path in _paths(node) if readers(ref))
 
     def _arguments(self, arguments: Any, inputs: tuple[Layout, ...], scope: Scope, as_traced: bool = False) -> Any:
-        """Arguments with every tensor in its wanted layout and every integer a constant; `as_traced`: contiguous
-        where they are in the trace."""
+        """Arguments with every tensor in its wanted layout and every integer a constant; `as_traced`: tensors that are
+        contiguous in the trace are made so here."""
         wanted = list(inputs)
 
         def value(ref: TensorRef) -> fx.Node:
@@ -166,7 +169,7 @@ class _Lowering:
     # -- segments and outputs ----------------------------------------------------------------------
 
     def _segment(self, number: int, members: list[fx.Node]) -> None:
-        """Nodes that are recomputed in backward: a submodule, called under `checkpoint`."""
+        """Insert the nodes of a recomputed segment: a submodule, called under `checkpoint`."""
         updated = {ref for node in members for ref in written_buffers(node)}
         inside = Scope(fx.Graph(), parent=self.outer, copied=self.written, updated=updated)
         planned = self.segments[number]
@@ -195,7 +198,7 @@ class _Lowering:
     def _shares(
         self, pair: tuple[TensorRef, Layout], own: set[fx.Node], members: Collection[fx.Node], inside: Scope
     ) -> bool:
-        """Whether what an inner segment made and converted is wanted so outside too."""
+        """Whether a tensor that an inner segment has made and converted is wanted in that layout outside too."""
         ref, layout = pair
         if ref.node not in own or inside.converted[pair] is inside.values[ref]:
             return False
@@ -222,17 +225,17 @@ class _Lowering:
 
 def recomputed(segment: fx.GraphModule, *inputs: Any) -> Any:
     """Run a segment, and once more in backward."""
-    # Not by __call__: it takes the lines of a traceback apart whenever a replay ends early.
+    # Not by __call__: that of a GraphModule parses the traceback whenever a replay ends early.
     return checkpoint(segment.forward, *inputs, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
 
 def _segments_by_node(nodes: list[fx.Node], plan: Plan) -> dict[fx.Node, int]:
-    """The recomputed segment of each node that is in one; what a segment reads first of all stays outside."""
+    """The number of the recomputed segment of each node that is in one."""
     return {node: i for i, segment in enumerate(plan.recompute) for node in nodes[segment.first : segment.last + 1]}
 
 
 def _paths(node: fx.Node) -> list[tuple[TensorRef, pytree.KeyPath]]:
-    """The tensors that a node yields, each with where it is in the node's value."""
+    """The tensors that a node yields, each with its pytree path in the node's value."""
     leaves = pytree.tree_leaves_with_path(node.meta[VAL])
     paths = [path for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
     return [(TensorRef(node, index), path) for index, path in enumerate(paths)]

@@ -1,7 +1,7 @@
-"""Split bias additions become one op with their product again, where the product is not a partial sum.
+"""Fuses split bias additions with their product again, where the product is not a partial sum.
 
-The trace splits `linear(x, w, b)` into a product and an addition, so that a partial sum gets its bias once.
-Where the plan moves nothing between the two, the fused op is faster and saves no product for backward.
+The trace splits `linear(x, w, b)` into a product and an addition, so that the bias is added only once to a partial sum.
+Where the plan needs no conversion between the two, the fused op is faster and does not save the product for backward.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autopar.plans import NodePlan
 
 @dataclass(frozen=True)
 class Fused:
-    """One op for a product and its bias addition; `inputs` are the layouts of the tensors in `arguments`."""
+    """One op for a product and its bias addition; `inputs` are the wanted layouts of the tensors in `arguments`."""
 
     product: fx.Node
     target: Callable[..., Any]
@@ -63,7 +63,7 @@ def find_fusions(
 ) -> dict[fx.Node, Fused]:
     """The additions that can be fused with their product again.
 
-    Not those `beyond_replay`: a replay that stops at the product would gather their bias for nothing.
+    Those `beyond_replay` are left out: a replay stops at their product, and would gather their bias for nothing.
     """
     found: dict[fx.Node, Fused] = {}
     for addition in nodes:
@@ -87,7 +87,7 @@ def _fused(addition: fx.Node, product: fx.Node, add: NodePlan, multiply: NodePla
     if len(refs) != 2 or made not in refs or add.local or multiply.local or addition.meta.get(AUTOCAST):
         return None
     at = refs.index(made)
-    bias, source = refs[1 - at], list(input_nodes(addition))[1 - at]  # which may be one of several results
+    bias, source = refs[1 - at], list(input_nodes(addition))[1 - at]  # a node that may have several results
     if multiply.outputs[0].is_partial or not multiply.outputs[0] == add.inputs[at] == add.outputs[0]:
         return None
     if len({tensor_of(ref).dtype for ref in (made, bias, TensorRef(addition, 0))}) != 1:

@@ -1,4 +1,4 @@
-"""Where lowered nodes are put: the outer graph, or the graph of one recomputed segment."""
+"""Scopes, into which lowered nodes are inserted: the outer graph, or the graph of one recomputed segment."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from autopar.leaf_calls import LeafCall
 class Scope:
     """A graph under construction, and which tensors of the trace are known in it.
 
-    `values` holds tensors as they are produced or stored, `converted` the same in other layouts. A tensor
-    that a segment needs from outside becomes an input of the segment, in the layout it has outside. `copied`
-    are buffers that the graph writes: a segment is given a copy, so that its replay finds what it found. Those
-    that it writes itself, `updated`, it copies once more and hands out: see `updates`. `segment` is the segment's
-    number in the plan and `replayed` the position of the last node that its replay runs; -1 outside. An `inner` segment
-    is given activations in the layout in which its nodes want them.
+    `values` holds tensors as they are produced or stored, `converted` the same tensors in other layouts. A tensor that
+    a segment needs from outside becomes an input of the segment, in the layout that it has outside. `copied` are
+    buffers that the graph writes: a segment is given a copy of them, so that its replay reads the same values. Buffers
+    that the segment writes itself, `updated`, it copies once more and returns (see `updates`). `segment` is the
+    segment's number in the plan, and `replayed` the position of the last node that its replay runs; both are -1
+    outside. An `inner` segment is given activations in the layouts that its nodes want.
     """
 
     segment = -1
@@ -51,7 +51,7 @@ class Scope:
         self._last_placeholder: fx.Node | None = None
 
     def placeholder(self, name: str) -> fx.Node:
-        """A further input of this graph, after those it has."""
+        """Add an input to this graph, after those that it has."""
         last = self._last_placeholder
         first = next(iter(self.graph.nodes), None)
         with self.graph.inserting_after(last) if last else self.graph.inserting_before(first):
@@ -61,7 +61,7 @@ class Scope:
         return made
 
     def value(self, ref: TensorRef) -> fx.Node:
-        """The tensor as it is produced or stored; from outside, if it must."""
+        """The tensor as it is produced or stored; if it comes from outside, it becomes an input."""
         if ref not in self.values:
             assert self.parent is not None, f"{ref.node.name} is read before it is made"
             outside = original = self.parent.value(ref)
@@ -74,11 +74,11 @@ class Scope:
         return self.values[ref]
 
     def takes_converted(self, ref: TensorRef) -> bool:
-        """Whether a tensor comes from outside as it is wanted in here."""
+        """Whether a tensor from outside is converted there, to the layout wanted in this scope."""
         return self.inner and ref not in self.values and ref not in self._copied and not _is_parameter(ref)
 
     def given(self, outside: fx.Node) -> fx.Node:
-        """A further input of this segment: what a node outside gives."""
+        """A further input of this segment, with the value of a node outside."""
         return self._input(outside)
 
     def random_key(self) -> fx.Node:
@@ -88,7 +88,7 @@ class Scope:
         return self._key
 
     def transit(self) -> fx.Node:
-        """What moves parameters and gradients of this call: `communication.transit`."""
+        """The node of this call's `communication.transit.Transit`."""
         if self._transit is None:
             self._transit = self._input(self.parent.transit()) if self.parent else self.placeholder("transit")
         return self._transit
@@ -98,11 +98,11 @@ class Scope:
         return self._key is not None
 
     def held(self, value: Any) -> fx.Node:
-        """The same of any object, which may be equal to another one or have no hash."""
+        """`attribute` for any object, by identity: the object may equal another one or have no hash."""
         return self.attribute("object", value, id(value))
 
     def attribute(self, name: str, value: Any, identity: Hashable = None) -> fx.Node:
-        """A constant that fx cannot print (a recipe, a segment), kept on the module and read by name."""
+        """The node of a constant that fx cannot print (a recipe, a segment): an attribute of the module."""
         key = (name, value if identity is None else identity)
         if key not in self._attribute_nodes:
             unique = f"{name}_{len(self._attributes)}"
@@ -114,8 +114,8 @@ class Scope:
         """The finished graph, runnable."""
         self.graph.lint()
         made = fx.GraphModule(_Attributes(self._attributes), self.graph)
-        # fx's own call reads the source of whatever frame an exception left: every replay ends with one
-        type(made).__call__ = torch.nn.Module.__call__  # type: ignore[method-assign]  # each has a class to itself
+        # fx's own `__call__` reads source lines for the traceback of every exception, and every replay ends with one
+        type(made).__call__ = torch.nn.Module.__call__  # type: ignore[method-assign]  # its own class
         return made
 
     def pick(self, node: fx.Node, path: pytree.KeyPath) -> fx.Node:
@@ -134,7 +134,7 @@ class Scope:
 
 
 class _Attributes(torch.nn.Module):
-    """Holds what `get_attr` and `call_module` nodes name until fx has copied it."""
+    """Holds the attributes that `get_attr` and `call_module` nodes name until fx has copied them."""
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class _Attributes(torch.nn.Module):
 
 
 def written_buffers(node: fx.Node) -> list[TensorRef]:
-    """The buffers that a node writes in place, or may: running statistics, counters. They are whole on every rank."""
+    """The buffers that a node writes, or may write, in place (running statistics, counters); whole on every rank."""
     if isinstance(node.target, LeafCall):
         return [ref for ref in tensor_inputs(node) if ref.node.op == "get_attr" and not _is_parameter(ref)]
     name = target_name(node).rsplit(".", 1)[-1]
@@ -153,7 +153,7 @@ def written_buffers(node: fx.Node) -> list[TensorRef]:
 
 
 def keeps_statistics(node: fx.Node) -> bool:
-    """Whether what a node writes are running statistics."""
+    """Whether the buffers that a node writes are running statistics."""
     return target_name(node).rsplit(".", 1)[-1] in ("batch_norm", "instance_norm")
 
 
@@ -162,7 +162,7 @@ def _is_parameter(ref: TensorRef) -> bool:
 
 
 def readers(ref: TensorRef) -> set[fx.Node]:
-    """The nodes that read a tensor's data, seen through `getitem`; asking for its size is not reading."""
+    """The nodes that read a tensor's data, followed through `getitem`; asking for its size is not reading."""
     found: set[fx.Node] = set()
     waiting = list(ref.node.users)
     while waiting:

@@ -1,4 +1,4 @@
-"""Leaves in a plan's local graph: random numbers as on every other rank, and results as the plan was made for."""
+"""Leaves (calls that run as one op) in a local graph: equal random numbers on all ranks, results as in the trace."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autopar.runtime.randomness import seeded
 
 
 class SeededLeaf:
-    """A leaf whose random numbers are those of the step's key: the same on every rank and in a replay.
+    """A leaf whose random numbers come from the step's key, so they are the same on every rank and in a replay.
 
-    `told`: what it was thought to return when it was traced, data-free. Raises InputError where it returns something
-    else, or tensors of other shapes than the plan was made for: what is computed from these was planned so.
+    `told`: its data-free result in the trace. Raises InputError if the leaf returns something else, or tensors of other
+    shapes, since the nodes that read the result were planned for these.
     """
 
     def __init__(self, leaf: LeafCall, context: LocalContext, told: Any) -> None:
@@ -54,7 +54,7 @@ class SeededLeaf:
 
 
 def _noted(value: Any) -> Any:
-    """What is compared: shapes of tensors, numbers and texts themselves (no number is NaN, which equals none)."""
+    """A value in the form that is compared: the shape of a tensor, a number or text itself, NaN as text."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     if isinstance(value, float):
@@ -63,7 +63,7 @@ def _noted(value: Any) -> Any:
 
 
 def _keys(result: Any) -> set[Any]:
-    """Of a dict."""
+    """The keys of a dict; empty for any other result."""
     return set(result) if isinstance(result, dict) else set()
 
 
@@ -72,7 +72,7 @@ def _list(keys: set[Any]) -> str:
 
 
 def _shown(noted: Any) -> str:
-    """What was compared, in words."""
+    """A compared value in words."""
     if isinstance(noted, type):
         return "None" if noted is type(None) else f"a {noted.__name__}"
     return f"a tensor of shape {noted}" if isinstance(noted, tuple) else repr(noted)

@@ -1,1 +1,1 @@
-"""Ranks that agree before they act: what differs between them is an error on each, never a hang."""
+"""Checks between ranks: a difference between them raises an error on every rank instead of hanging."""

@@ -1,7 +1,7 @@
-"""Ranks agree before they act: what differs between them is an error on every rank, never a hang.
+"""Ranks compare what they are about to do: a difference raises an error on every rank instead of hanging.
 
-Everything here costs the same on 2 ranks and on 2,000: digests are numbers, and one reduction tells whether
-all ranks hold the same ones. All ranks of the default process group take part.
+Everything here costs the same on 2 ranks and on 2,000: digests are numbers, and one all-reduce tells whether all ranks
+hold the same ones. All ranks of the default process group take part.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from autopar.runtime.ranks.failures import told
 from autopar.runtime.ranks.standing import is_fake
 from autopar.user_warnings import users_line
 
-WARNING_SECONDS = 20.0
-_ITEMS = 16  # digests that one call can compare
-_MESSAGE_BYTES = 2048
+WARNING_SECONDS = 20.0  # after so long, a rank that waits for others warns
+_ITEMS = 16  # digests that one call can compare, as the vector has a fixed length
+_MESSAGE_BYTES = 2048  # to which the text of an error is cut
 BATCH = 'the batch (with inputs="global" every rank passes the same one)'
 _MENDED_BY = {
     "the shapes and dtypes of the examples": "; those of the whole batch, also where each rank passes a part of it",
-    # sets that a forward makes are traced in one order; those that a constructor makes are not
+    # tracing fixes the order of sets made in forward, but not of those made in a constructor
     "graph": "; a model whose constructor goes over a set needs one PYTHONHASHSEED in the environment of all ranks",
     "the plan": "; where each rank makes one, let autoparallelize plan, or make it once and load its file on all ranks",
     BATCH: "; shuffle by a seed of the data's own (DataLoader(generator=...)), which other draws of a rank do not move",
@@ -37,10 +37,10 @@ _MENDED_BY = {
 def agree(device: torch.device, digests: Mapping[str, str], error: BaseException | None = None) -> None:
     """Raise PlanMismatchError on every rank unless all of them hold the same `digests`.
 
-    `digests` maps what is compared, in words, to text that must be equal on all ranks, in the same order
-    everywhere. A rank that failed on the way calls with its `error`: it raises that error again, and every
-    other rank raises PlanMismatchError with the error's text, so that nobody waits for a rank that left.
-    `device`: where the process group's backend takes tensors.
+    `digests` maps what is compared, in words, to a text that must be equal on all ranks; its order is the same
+    everywhere. A rank that has failed before passes its `error` and raises it again here; every other rank raises
+    PlanMismatchError with the error's text, so that no rank waits for one that has left. `device`: one that the process
+    group's backend supports.
     """
     assert len(digests) <= _ITEMS
     failed = dist.get_rank() + 1 if error is not None else 0
@@ -62,12 +62,12 @@ def agree(device: torch.device, digests: Mapping[str, str], error: BaseException
 
 @contextmanager
 def waiting_told(call: str) -> Iterator[None]:
-    """While this lasts: a warning if it takes `WARNING_SECONDS`; where a rank never makes `call`, it takes for good."""
+    """Warn if the block takes longer than `WARNING_SECONDS`: it never ends if a rank does not make `call`."""
     text = (
         f"rank {dist.get_rank()} has waited {WARNING_SECONDS:g} s in {call} for other ranks: every rank must call it "
         "alike, so take it out of `if rank == 0:` and the like; a rank that is only slow is waited for"
     )
-    timer = threading.Timer(WARNING_SECONDS, users_line().warn, [text])  # its thread has no line of the user's
+    timer = threading.Timer(WARNING_SECONDS, users_line().warn, [text])  # the timer's thread has no user frame
     timer.daemon = True
     timer.start()
     try:
@@ -77,9 +77,9 @@ def waiting_told(call: str) -> Iterator[None]:
 
 
 def from_rank_zero(make: Callable[[], str], device: torch.device) -> str:
-    """The text that `make()` yields on rank 0, on every rank; an error there is raised everywhere.
+    """Return on every rank the text that `make()` returns on rank 0; an error on rank 0 is raised on every rank.
 
-    An AutoparError keeps its kind and its fields; of any other error the other ranks see the text.
+    An AutoparError keeps its class and fields on the other ranks; any other error reaches them as text.
     """
     text, failure = "", None
     if dist.get_rank() == 0 or is_fake():
@@ -108,13 +108,13 @@ def content_digest(tensors: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
         if tensor.numel():
-            plain = tensor.detach().cpu().resolve_conj().resolve_neg()  # as bytes, no view of other values
+            plain = tensor.detach().cpu().resolve_conj().resolve_neg()  # the bytes must be those of the values
             digest.update(plain.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
 def _number(text: str) -> int:
-    """61 bits of a hash: the number and its negative both fit int64."""
+    """61 bits of a hash, so that the number and its negative both fit into int64."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 3
 
 
@@ -129,7 +129,7 @@ def _largest(device: torch.device, values: list[int]) -> list[int]:
 
 
 def _text_of(device: torch.device, rank: int, text: str) -> str:
-    """The text that one rank has, cut to a fixed length, on every rank."""
+    """The text of one rank, cut to `_MESSAGE_BYTES`, on every rank."""
     mine = text.encode()[:_MESSAGE_BYTES] if dist.get_rank() == rank else b""
     letters = _largest(device, list(mine.ljust(_MESSAGE_BYTES, b"\0")))
     return bytes(letters).rstrip(b"\0").decode(errors="replace")

@@ -1,9 +1,10 @@
-"""Whether all ranks make the same call: told before it can hang or train on something else, at no cost to a step.
+"""Checks that all ranks make the same call of a model before it can hang or train on wrong data, at no cost to a step.
 
-A call that is like the rank's last one just counts. One that differs is compared with the others' before it runs, by a
-reduction of eight numbers on the CPU, and waits for the outcome. Calls that were alike before can part only where some
-rank's changes, so of ranks that part one waits, and says so before its first collective: where the others' calls did
-not change they take no part in the reduction, and it reads in their notes (`ranks.standing`) what they do.
+A call like the rank's previous one is only counted. A call that differs is compared with the other ranks' before it
+runs: by an all-reduce of eight numbers on the CPU, whose result is waited for. After equal calls, ranks can diverge
+only if the call of some rank changes. That rank starts the comparison and waits, before its first collective. If the
+other ranks' calls did not change, they do not take part in the all-reduce; so the waiting rank reads in their notes
+(`ranks.standing`) what they do.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from autopar.runtime.ranks.failures import told
 from autopar.runtime.ranks.meeting import timeout_of
 from autopar.runtime.ranks.standing import Call, is_fake, mine, ordinal, others, period_seconds
 
-_RANK_BITS = 20
+_RANK_BITS = 20  # lowest bits of a compared number, which hold the rank
 _CPU = torch.device("cpu")
-_LOOKING = 64  # so many ranks look around at a time: who does reads a note of every rank
-_PAUSES = 1e-4, 0.05  # seconds between looks whether the others have answered: at first, at last
+_LOOKING = 64  # at most so many ranks read notes at a time, as each reads those of all ranks
+_PAUSES = 1e-4, 0.05  # seconds between polls of the all-reduce: the first pause, and the longest
 
-_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()  # of gloo, by the default one
+_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()  # gloo groups, by default group
 
 
 @dataclass(frozen=True)
 class CallSize:
-    """A call in three numbers below 2^42: rows of its first tensor, elements of all of them, a digest of the rest."""
+    """A call in three numbers below 2^42: rows of its first tensor, elements of all tensors, a digest of the rest."""
 
     rows: int
     elements: int
@@ -70,16 +71,16 @@ class CallSize:
 
 
 class Alike:
-    """The calls of one model. All ranks of the default process group take part."""
+    """Compares the calls of one model. All ranks of the default process group take part."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self._last: CallSize | None = None
 
     def announce(self, call: CallSize) -> None:
-        """Note a call that is about to be made; where it is of another kind than the last, compare it first.
+        """Note a call that is about to be made; if it is of another kind than the previous one, compare it first.
 
-        Raises InputError if another rank makes another call.
+        Raises InputError if another rank makes a different call.
         """
         mine.call = Call(mine.call.number + 1, call.rows, call.elements, call.digest)
         if call != self._last:
@@ -108,7 +109,7 @@ class Alike:
 
 
 def _look_around() -> None:
-    """Raise InputError where a rank went past this call, or makes it, and it is another one there."""
+    """Raise InputError if a rank that has reached this call, or a later one, makes a different call."""
     own = _numbers(mine.call, dist.get_rank())
     for rank, note in others().items():
         if note.call.number >= mine.call.number:
@@ -116,12 +117,12 @@ def _look_around() -> None:
 
 
 def _numbers(call: Call, rank: int) -> list[int]:
-    """A call for a comparison by maxima: each number and its negative, with the rank that has it."""
+    """A call encoded for a max-reduction: each number and its negative, with the rank in the low bits."""
     return [(sign * number << _RANK_BITS) + rank for number in call for sign in (1, -1)]
 
 
 def _check(largest: Sequence[int]) -> None:
-    """Raise InputError unless all calls are one, by the maxima of their numbers."""
+    """Raise InputError unless all ranks' calls are equal, given the maxima of their `_numbers`."""
     found = [(n >> _RANK_BITS, n & ((1 << _RANK_BITS) - 1)) for n in largest]
     (most, at_most), (least, at_least) = found[:2]
     if most != -least:
@@ -148,12 +149,12 @@ def _check(largest: Sequence[int]) -> None:
 
 
 def group_of_all() -> dist.ProcessGroup | None:
-    """The default process group (as None) where it has a backend for the CPU, else a new one of gloo."""
+    """The default process group (as None) if it has a backend for the CPU, else a new gloo group."""
     world = dist.group.WORLD
     assert world is not None
     try:
         world._get_backend(_CPU)
-    except RuntimeError:  # NCCL alone: reading a number from a GPU would hold up its queue
+    except RuntimeError:  # NCCL alone: reading a result from a GPU would synchronise with its stream
         if world not in _groups:
             _groups[world] = dist.new_group(backend="gloo", timeout=timeout_of(world))
         return _groups[world]

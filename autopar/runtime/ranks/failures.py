@@ -1,7 +1,7 @@
-"""Collectives that fail: which one it was, on which rank and after which step, in place of a timeout without a name.
+"""Errors of collectives: they name the collective, the rank and the step, where a backend reports a bare timeout.
 
-A rank that dies closes its connections, and one that hangs lets the others' wait end after their process group's
-timeout; both are told by the backend without saying where. (NCCL ends the process itself, with a report of its own.)
+A rank that dies closes its connections, and one that hangs makes the others' waits end with their process group's
+timeout; the backend reports both without saying where. (NCCL ends the process itself, with a report of its own.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEFAULT_TIMEOUTS = tuple(one for one in (default_pg_timeout, default_pg_nccl_ti
 
 @functools.cache
 def count_steps() -> None:
-    """From now on count the calls of `optimizer.step()` that ended, of all optimizers; once a process."""
+    """Start counting the completed calls of `optimizer.step()`, of all optimizers; once a process."""
 
     def hook(*_: object) -> None:
         mine.steps += 1
@@ -33,12 +33,12 @@ def count_steps() -> None:
 
 
 def count_steps_from(step: int) -> None:
-    """Go on counting where a checkpoint was saved."""
+    """Continue the count from the step at which a checkpoint was saved."""
     mine.steps = step
 
 
 def failure(kind: str, group: str, tensor: torch.Tensor, error: Exception) -> CollectiveError:
-    """The error of a collective that did not end; `group`: the name of its process group."""
+    """The error for a collective that failed or timed out; `group`: the name of its process group."""
     found = c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
     ranks = ", ".join(map(str, dist.get_process_group_ranks(found)[:8]))
     what = f"{kind} of {tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')} over ranks {ranks}"
@@ -46,7 +46,7 @@ def failure(kind: str, group: str, tensor: torch.Tensor, error: Exception) -> Co
 
 
 def told(what: str, error: Exception) -> CollectiveError:
-    """The error of some collective, described in words, with what the other ranks were about."""
+    """The error for a collective described by `what`, with what the other ranks were doing."""
     there = compared(others())
     there = there and f". {there}"
     return CollectiveError(
@@ -57,10 +57,10 @@ def told(what: str, error: Exception) -> CollectiveError:
 
 
 def take_over_timeout(device_mesh: DeviceMesh) -> None:
-    """Give the groups of the mesh's axes the timeout of the default group, as the user set it.
+    """Give the process groups of the mesh's axes the timeout that the user set for the default group.
 
-    `DeviceMesh` makes them with torch's own default (half an hour, ten minutes of NCCL), whatever
-    `init_process_group` was told.
+    `DeviceMesh` creates them with torch's own default (30 minutes, 10 for NCCL), whatever `init_process_group` was
+    given.
     """
     device, world = torch.device(device_mesh.device_type), dist.group.WORLD
     assert world is not None
@@ -69,13 +69,13 @@ def take_over_timeout(device_mesh: DeviceMesh) -> None:
         group = device_mesh.get_group(axis)
         own = own_timeout(group, device)
         if timeout is not None and own in _DEFAULT_TIMEOUTS and own != timeout:
-            c10d._set_pg_timeout(timeout, group)  # there is no public call
+            c10d._set_pg_timeout(timeout, group)  # torch has no public call for this
 
 
 def own_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
-    """The timeout of a group's backend for a device; None of one that does not tell."""
+    """The timeout of a group's backend for a device; None if the backend does not tell."""
     backend = group._get_backend(device)
     try:
         return getattr(getattr(backend, "options", None), "_timeout", None)
-    except RuntimeError:  # since torch 2.14, of a backend without options
+    except RuntimeError:  # since torch 2.14, for a backend without options
         return None

@@ -1,8 +1,8 @@
-"""Leaving Python while gloo's threads are idle.
+"""A clean exit of Python while gloo threads still hold tensors.
 
-A thread of gloo may still hold tensors of the last collectives when Python ends; when it lets go of them then, it asks
-for the interpreter lock, and the process aborts although all went well. So, before the interpreter is taken down, what
-is not used any more is freed (models in cycles hold process groups) and the threads get time to let go.
+A gloo thread may still hold tensors of the last collectives when Python ends. When it releases them then, it asks for
+the interpreter lock, and the process aborts although the run succeeded. So, before the interpreter is finalised, unused
+objects are freed (models in reference cycles hold process groups), and the threads get time to release theirs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import functools
 import gc
 import time
 
-_PAUSE_SECONDS = 0.1  # the lock is asked for every 5 ms
+_PAUSE_SECONDS = 0.1  # a waiting thread asks for the lock every 5 ms
 
 
 @functools.cache
 def leave_quietly() -> None:
-    """Arrange for it, once a process."""
+    """Register the clean-up for the end of the process, once."""
     atexit.register(_let_go)
 
 

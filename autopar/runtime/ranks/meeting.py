@@ -1,10 +1,10 @@
-"""Calls that every rank must make (`save_checkpoint` is one): ranks meet before the first collective of such a call.
+"""Calls that every rank must make (such as `save_checkpoint`): ranks meet before the first collective of such a call.
 
-Who comes counts itself in the process group's store and waits there for the last to come: three requests a rank, each
-answered once. The first to come looks meanwhile in the notes of the others (`ranks.standing`): one that has
-made a later call of a planned model, or ended, or is at another meeting, will not come, and all who wait hear so at
-once, not when a collective times out. One that may only be slow is waited for as long as the process group's timeout
-says, with a warning.
+Each rank that arrives increments a counter in the process group's store and waits there for the last to arrive: three
+requests a rank, each answered once. Meanwhile the first to arrive reads the notes of the others (`ranks.standing`). A
+rank that has made a later call of a planned model, has ended, or is at another meeting will not come; all that wait are
+told so at once, instead of when a collective times out. A rank that may only be slow is waited for until the process
+group's timeout, with a warning.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from autopar.runtime.ranks.standing import (
 )
 from autopar.user_warnings import warn
 
-_WARNING_SECONDS = 20.0
-_EVEN_TIME = timedelta(seconds=30)  # for who waits longer than the first to come: that one answers for all
+_WARNING_SECONDS = 20.0  # after so long, a rank that waits warns, and takes uncertain signs of absence into account
+_EVEN_TIME = timedelta(seconds=30)  # the other ranks wait longer than the first, which decides for all
 
 
 def meet(call: str) -> None:
     """Wait until all ranks of the default process group have come here for the same `call` (its name, for messages).
 
-    Raises InputError, on every rank that came, where another will not come, and where one has not come after the
-    process group's timeout; CollectiveError where the store has gone.
+    Raises InputError, on every rank that came, if another one will not come or has not come within the process group's
+    timeout; CollectiveError if the store is gone.
     """
     if not dist.is_initialized() or is_fake():
         return
@@ -60,11 +60,11 @@ class _Room:
     """The meetings of one process group, in its store."""
 
     def __init__(self, world: dist.ProcessGroup) -> None:
-        self._store = c10d._get_default_store().clone()  # type: ignore[attr-defined]  # others may wait on the first
+        self._store = c10d._get_default_store().clone()  # type: ignore[attr-defined]  # others may block on the first
         self._patience = timeout_of(world)
 
     def enter(self, call: str) -> str:
-        """ "" once all are here, else why not."""
+        """Wait for the decision; return "" if all ranks are here, else the reason why not."""
         mine.meeting = Meeting(mine.meeting.number + 1, call)
         door = f"autopar/meeting/{mine.meeting.number}/{call}"
         place = self._store.add(f"{door}/here", 1)
@@ -76,12 +76,12 @@ class _Room:
         return str(self._store.get(door).decode())
 
     def _decide(self, door: str, refusal: str) -> None:
-        """What all who come here are told, unless it was decided before."""
+        """Publish the answer for all ranks that come here, unless one was published before."""
         if self._store.add(f"{door}/decided", 1) == 1:
             self._store.set(door, refusal)
 
     def _watch(self, door: str, call: str) -> None:
-        """Wait for the others, and look around meanwhile whether they will come."""
+        """Wait for the others, and check in their notes meanwhile whether they will come."""
         begun, is_told = time.monotonic(), False
         while not self._comes(door):
             waited = time.monotonic() - begun
@@ -103,7 +103,7 @@ class _Room:
                 is_told = True
 
     def _comes(self, door: str) -> bool:
-        """Whether it is decided, within the time that a note may be old."""
+        """Whether the meeting is decided within one period of the notes."""
         try:
             self._store.wait([door], timedelta(seconds=period_seconds()))
         except dist.DistStoreError:
@@ -115,12 +115,12 @@ _rooms: WeakKeyDictionary[dist.ProcessGroup, _Room] = WeakKeyDictionary()
 
 
 def _late() -> str:
-    """The ranks that have not come, as far as their notes tell."""
+    """The ranks that have not come, according to their notes."""
     late = [rank for rank, note in others().items() if note.meeting.number < mine.meeting.number]
     return listing(late).lower() if late else "the others"
 
 
 def timeout_of(world: dist.ProcessGroup) -> timedelta:
-    """What the user gave `init_process_group`, or torch's default."""
+    """The timeout that the user gave `init_process_group`, or torch's default."""
     timeouts = (own_timeout(world, device) for device in world._device_types)
     return next((timeout for timeout in timeouts if timeout is not None), default_pg_timeout)

@@ -1,8 +1,8 @@
-"""Where every rank stands in its training: how many calls and steps it has made, noted where the others can read it.
+"""Where every rank stands in its training: the number of calls and steps it has made, noted for the other ranks.
 
-A thread of each process writes its note into the process group's store every few seconds; it stands in the way of no
-step. Notes are read only when something is wrong: a collective did not end, or a rank waits for others to make the call
-that it is about to make.
+A thread of each process writes its note into the process group's store every few seconds, which delays no step. Notes
+are read only when something is wrong: a collective did not end, or a rank waits for others to make the call that it is
+about to make.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-PERIOD_SECONDS = 2.0
-_NOTES_A_SECOND = 500  # of all ranks together, at most
-_SILENT_PERIODS = 5
-_READING = timedelta(seconds=10)
+PERIOD_SECONDS = 2.0  # between two notes of a rank; more with many ranks
+_NOTES_A_SECOND = 500  # at most so many are written, by all ranks together
+_SILENT_PERIODS = 5  # a rank whose note is older counts as silent
+_READING = timedelta(seconds=10)  # timeout of a request to the store
 
 
 class Call(NamedTuple):
-    """The last call of a planned model: the how many-th, and what it looks like (`ranks.alike.CallSize`)."""
+    """The last call of a planned model: its ordinal number, and what it looks like (`ranks.alike.CallSize`)."""
 
     number: int = 0
     rows: int = 0
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """The last call that waits for all ranks (`ranks.meeting`): the how many-th, and its name."""
+    """The last call that waits for all ranks (`ranks.meeting`): its ordinal number, and its name."""
 
     number: int = 0
     call: str = ""
@@ -43,10 +43,12 @@ class Meeting(NamedTuple):
 
 @dataclass
 class Standing:
-    """One rank's note. `begun`: collectives of the default process group that were started; `steps`: calls of
-    `optimizer.step()` that ended; `time`: of the note, seconds of the epoch; `ended`: whether the process left Python.
+    """One rank's note. `begun`: number of collectives of the default process group that it has started; `steps`: number
+    of completed calls of `optimizer.step()`; `time`: when the note was written, in seconds since the epoch; `ended`:
+    whether the process has left Python.
 
-    In the order in which a rank's note reads them: a note with a later call or collective has what went before it.
+    The fields are in the order in which a note reads them: a note that shows a later call or collective also shows what
+    came before it.
     """
 
     begun: int = 0
@@ -58,46 +60,46 @@ class Standing:
 
 
 mine = Standing()
-"""This process's."""
+"""The note of this process."""
 
 
 class Notes:
     """The notes of all ranks of the default process group, in its store."""
 
     def __init__(self) -> None:
-        # held until the process ends: taking a group down waits for a collective in it that not all ranks have joined
+        # held until the process ends: destroying a group waits for a collective in it that not all ranks have joined
         self.group, self._rank, self._ranks = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
         self.period_seconds = max(PERIOD_SECONDS, self._ranks / _NOTES_A_SECOND)
-        default = c10d._get_default_store()  # there is no public way to it
-        self._store = default.clone()  # type: ignore[attr-defined]  # others may wait on the first connection
+        default = c10d._get_default_store()  # torch has no public call for it
+        self._store = default.clone()  # type: ignore[attr-defined]  # others may block on the first connection
         self._store.set_timeout(_READING)
         self._over = threading.Event()
         self._write()
         threading.Thread(target=self._go_on, name="autopar notes", daemon=True).start()
 
     def read(self) -> dict[int, Standing]:
-        """Those of the other ranks; none of a rank that wrote none, and none at all where the store has left."""
+        """The notes of the other ranks; empty if a rank has not written its own, or if the store is gone."""
         try:
             others = [rank for rank in range(self._ranks) if rank != self._rank]
             found = self._store.multi_get([_key(rank) for rank in others])
             return {rank: _read(note) for rank, note in zip(others, found, strict=True)}
-        except RuntimeError:  # with the process that held it, or a rank died before it wrote
+        except RuntimeError:  # the process that held the store ended, or a rank died before it wrote
             return {}
 
     def end(self, *, process: bool) -> None:
-        """Write no more; the last note says whether the process ends."""
+        """Stop writing; the last note says whether the process ends."""
         self._over.set()
         mine.ended = process
         try:
             self._write()
-        except RuntimeError:  # the store has left before
+        except RuntimeError:  # the store is gone already
             return
 
     def _go_on(self) -> None:
         while not self._over.wait(self.period_seconds):
             try:
                 self._write()
-            except RuntimeError:  # the store has left, and nobody can read there any more
+            except RuntimeError:  # the store is gone, and nobody can read the notes any more
                 return
 
     def _write(self) -> None:
@@ -115,8 +117,8 @@ def _read(note: bytes) -> Standing:
 
 
 def _begun() -> int:
-    """Collectives of the default group that this process has started."""
-    world: Any = dist.group.WORLD  # torch's stubs do not know what this asks for
+    """Number of collectives of the default group that this process has started."""
+    world: Any = dist.group.WORLD  # torch's stubs lack the method below
     try:
         return int(world._get_sequence_number_for_group()) if world is not None else 0
     except RuntimeError:  # a backend that does not count
@@ -127,12 +129,12 @@ _notes: list[Notes] = []
 
 
 def is_fake() -> bool:
-    """Whether the default group is torch's for tests: it has no other ranks, keeps no notes and ends no collective."""
+    """Whether the default group is torch's fake one for tests, which has no other ranks and no notes."""
     return dist.get_backend() == "fake"
 
 
 def note_from_now_on() -> None:
-    """Have this process note where it stands, once for each default process group."""
+    """Start writing this process's notes, once for each default process group."""
     if _notes and _notes[0].group is dist.group.WORLD:
         return
     if _notes:
@@ -143,17 +145,17 @@ def note_from_now_on() -> None:
 
 
 def period_seconds() -> float:
-    """How old a note may be."""
+    """Seconds between two notes of a rank, so how old a note may be."""
     return _notes[0].period_seconds if _notes else PERIOD_SECONDS
 
 
 def others() -> dict[int, Standing]:
-    """The other ranks' notes, as far as they can be had."""
+    """The other ranks' notes; empty if they cannot be read."""
     return _notes[0].read() if _notes and _notes[0].group is dist.group.WORLD else {}
 
 
 def compared(notes: Mapping[int, Standing]) -> str:
-    """How the other ranks stand beside this one, in a sentence for an error; "" where nothing is known.
+    """How the other ranks stand compared with this one, as a sentence for an error; "" if nothing is known.
 
     >>> compared({1: Standing(call=mine.call, time=time.time())}).rpartition(" (")[0]
     'All ranks have made equally many calls of planned models'
@@ -180,10 +182,10 @@ def compared(notes: Mapping[int, Standing]) -> str:
 
 
 def absence(notes: Mapping[int, Standing], *, certain: bool) -> str:
-    """Of the ranks that have not come to this rank's meeting the first that will not, and why; "" where none shows.
+    """The first rank that will not come to this rank's meeting, and why; "" if the notes show none.
 
-    `certain`: only what no rank does before it comes. Else also a collective of the default group that this rank has
-    not begun, which may be one between two ranks alone.
+    `certain`: consider only what proves that a rank will not come. Otherwise also consider a collective of the default
+    group that this rank has not begun, although it may be one between two ranks only.
     """
     begun = _begun()
     for rank, note in sorted(notes.items()):

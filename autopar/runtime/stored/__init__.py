@@ -1,1 +1,1 @@
-"""What a planned model stores: its parameters in place of the user's, and that these stay what was planned."""
+"""What a planned model stores in place of the user's parameters, and checks that the model stays as planned."""

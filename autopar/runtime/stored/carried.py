@@ -1,4 +1,4 @@
-"""What a planned model carries, for those who hold the model alone."""
+"""Access to what a planned model carries, for code that has only the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.runtime.stored.model_class import ATTRIBUTE
 
 
 def planned_of(model: nn.Module) -> Planned:
-    """What a planned model carries; InputError for a model without a plan."""
+    """The `Planned` that a planned model carries; raises InputError for a model without a plan."""
     planned = getattr(model, ATTRIBUTE, None)
     if planned is None:
         raise InputError(f"this {type(model).__name__} has no plan: pass it through autoparallelize first")

@@ -1,4 +1,4 @@
-"""Plain values of a model that loops change after a call was traced: calls with other values are planned anew."""
+"""Plain values of a model that the loop changes after tracing: a call with other values is planned anew."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _SHOWN = (bool, int, float, str, type(None))
 
 
 class ChangedValues:
-    """Looks at the values of one model, each made once for a trace."""
+    """Finds changed values of one model; the function that compares them is made once for each trace."""
 
     def __init__(self) -> None:
         self._looks: dict[int, Callable[[], dict[str, Any]]] = {}
         self._told: set[str] = set()
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Of these traces alone; the others are gone."""
+        """Forget all traces but these; the others were dropped."""
         self._looks = {number: look for number, look in self._looks.items() if number in numbers}
 
     def since(self, traced: Traced, number: int, model: nn.Module) -> Changed:
-        """Which values that the trace has read are others in `model` now: what they are, by name.
+        """The values that the trace has read and that differ in `model` now: their present value, by name.
 
-        `number`: by which the trace is known here.
+        `number`: the number of the trace's program.
         """
         look = self._looks.get(number)
         if look is None:
@@ -37,8 +37,8 @@ class ChangedValues:
         return {name: repr(v) if isinstance(v, _SHOWN) else type(v).__name__ for name, v in look().items()}
 
     def tell(self, changed: Changed, states: Mapping[str, State]) -> None:
-        """Warn, of each value once, that calls with another one are planned anew; not of `states`, by arguments, which
-        calls are given from then on."""
+        """Warn, once for each value, that a call with another value is planned anew; not for `states` (by argument
+        name), which are passed to calls from then on."""
         own = {argument.partition(".")[2] for argument in states}
         new = {name: value for name, value in changed.items() if name not in self._told and name not in own}
         if new:

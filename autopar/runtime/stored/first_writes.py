@@ -1,4 +1,4 @@
-"""What a forward writes into parameters before it reads them: done on this rank's shards when a call begins."""
+"""Writes of a forward into parameters before it reads them: done on this rank's shards when a call begins."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from autopar.ops.first_writes import Writes, write_into
 
 @dataclass(frozen=True)
 class FirstWrites:
-    """Of parameters, by their places among those of a graph: which are written, and how."""
+    """Which tensors of a graph's state are written, by place, and how."""
 
     written: tuple[tuple[int, Writes], ...]
-    places: Mapping[str, int]  # of all, by name
+    places: Mapping[str, int]  # of all tensors of the state, by name
 
     @staticmethod
     def of(nodes: Iterable[fx.Node]) -> FirstWrites:
-        """What these parameters and buffers say of themselves."""
+        """The writes noted on the nodes of parameters and buffers."""
         numbered = list(enumerate(nodes))
         written = tuple((place, node.meta[FIRST_WRITES]) for place, node in numbered if FIRST_WRITES in node.meta)
         return FirstWrites(written, {str(node.target): place for place, node in numbered} if written else {})
 
     def write(self, state: Sequence[torch.Tensor]) -> None:
-        """Write into these of `state`. Others are read as they were, in the shards of what is written: where these
-        lie otherwise, they are moved, by all ranks alike."""
-        # Behind a write into a local tensor, compiled graphs read what the parameter was before: DTensors are written.
+        """Make the writes into tensors of `state`. Other tensors that they read have the values from before, in the
+        layout of the written one; if theirs is another, all ranks redistribute them."""
+        # After a write into a local tensor, a compiled graph would read the parameter's old value: write the DTensor.
         compiled = torch.compiler.is_compiling()
         for place, several in self.written:
             tensor = state[place]

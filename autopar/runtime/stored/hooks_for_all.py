@@ -1,5 +1,6 @@
-"""Hooks for all modules (`torch.nn.modules.module.register_module_*_hook`), with which counters of FLOPs, loggers of
-activations and finders of NaN look into any model: calls of a planned model run none of its modules."""
+"""Hooks for all modules (`torch.nn.modules.module.register_module_*_hook`), with which FLOP counters, loggers of
+activations and NaN finders look into any model. They see nothing of a planned model: its calls run none of its
+modules."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ _BACKWARD = modules._global_backward_hooks, modules._global_backward_pre_hooks
 
 
 class HooksForAll:
-    """Those that there are now, when a model is planned; its trace has run them."""
+    """The hooks that are registered when a model is planned; its trace has run them."""
 
     def __init__(self) -> None:
         self._known = _present()
 
     def check(self) -> None:
-        """Warn of those that came since, once of each; not of torch's own, whose tables show what they saw."""
+        """Warn once about each hook registered since, but not about torch's own, whose tables show what they saw."""
         present = _present()
         if present != self._known:
             came = [hook for number, hook in present.items() if number not in self._known]
@@ -34,7 +35,7 @@ class HooksForAll:
 
 
 def refuse_backward_hooks_for_all() -> None:
-    """Raise InputError where there are hooks that wait for gradients of all modules."""
+    """Raise InputError if there are backward hooks for all modules."""
     if any(_BACKWARD):
         raise InputError(
             "there is a backward hook for all modules (torch.nn.modules.module.register_module_full_backward_hook), "

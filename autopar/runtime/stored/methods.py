@@ -1,4 +1,4 @@
-"""The code of a planned model's modules: that none has another class, forward or method than when it was planned."""
+"""The code of a planned model's modules: checks that each has the class, forward and methods it was planned with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.errors import InputError
 
 
 class Methods:
-    """Of the submodules of a model, by their names. Looking is quick: it is done at every call.
+    """The code of a model's modules, by their names. The check is fast, as it runs at every call.
 
     Of the root, whose class and forward are the plan's, only what is set on the instance counts.
     """
@@ -27,7 +27,7 @@ class Methods:
         self._set = [(owner, name, own[name]) for owner, own, name in self._set_on_instances()]
 
     def are_others(self) -> bool:
-        """Whether code may be another: attributes came to an instance, or what can be told was replaced."""
+        """Whether code may have changed: an instance has more or fewer attributes, or known code was replaced."""
         return (
             list(map(type, self._inner)) != self._kinds
             or list(map(len, self._own)) != self._lengths
@@ -36,7 +36,7 @@ class Methods:
         )
 
     def check(self, leaves: Collection[str]) -> None:
-        """Raise InputError if code is another, but in `leaves` and what they contain, which are called as they are."""
+        """Raise InputError if code has changed, except in `leaves` and their submodules, whose own code runs."""
         self._check_kinds(leaves)
         self._check_forwards(leaves)
         self._check_set(leaves)
@@ -65,14 +65,14 @@ class Methods:
         names = {id(module): name for name, module in self._modules}
         for key in before.keys() | now.keys():
             was, there = before.get(key), now.get(key)
-            gives_way = there is None and isinstance(was, StandIn)  # to the user's own, which was planned
+            gives_way = there is None and isinstance(was, StandIn)  # the user's own method is back
             if was is not there and not gives_way and not is_within(names[key[0]], leaves):
                 raise _replaced(names[key[0]], key[1])
         self._lengths = list(map(len, self._own))
         self._set = [(owner, name, own[name]) for owner, own, name in self._set_on_instances()]
 
     def _set_on_instances(self) -> Iterator[tuple[nn.Module, dict[str, Any], str]]:
-        """What instances have in the place of a function of their class."""
+        """Instance attributes that replace a function of the class."""
         for (path, module), own in zip(self._modules, self._own, strict=True):
             for name, value in own.items():
                 if callable(value) and callable(getattr(type(module), name, None)) and (path or name != "forward"):

@@ -23,9 +23,9 @@ ATTRIBUTE = "_autopar"
 def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> type[nn.Module]:
     """A subclass of the same name whose `forward` runs the plan.
 
-    The class is replaced and not `forward` on the instance: an instance's own `forward` would keep the first
-    model alive in its deep copies, and hide the signature from those who look at the class. `extra_inputs`
-    (those of a loss that was traced in) are further keyword arguments.
+    The class is replaced, and not `forward` on the instance: an instance's own `forward` would keep the first model
+    alive in its deep copies, and hide the signature from code that inspects the class. `extra_inputs` (those of a loss
+    that was traced in) are further keyword arguments.
     """
 
     @functools.wraps(user_class.forward)
@@ -58,8 +58,8 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
 
 @contextmanager
 def no_sync(self: nn.Module) -> Iterator[None]:
-    """For loops that accumulate gradients: those of calls made inside are kept as they are and move together with those
-    of the first backward outside. Once it was used, the plan's `micro_batches` no longer counts."""
+    """For loops that accumulate gradients: those of calls made inside are kept unreduced, and reduced together with
+    those of the first backward outside. Once this was used, the plan's `micro_batches` no longer counts."""
     with getattr(self, ATTRIBUTE).accumulation.no_sync():
         yield
 
@@ -73,7 +73,7 @@ def _not_pickled(self: nn.Module, protocol: Any) -> Any:
 
 
 def _copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[..., nn.Module]:
-    """A copy as `copy` makes it where nothing says how; `how`: the copy of the state."""
+    """A copy method that works as `copy` does for classes without one; `how`: copies the state."""
 
     def copied(self: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         memo = {} if memo is None else memo
@@ -87,7 +87,7 @@ def _copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[..., nn.Modul
 
 
 def _deep_copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[[nn.Module, dict[int, Any]], nn.Module]:
-    """A deep copy that knows from the start what it is a copy of: loops change copies before they call them."""
+    """A deep copy whose structure is recorded at once, as loops may change a copy before they call it."""
 
     @functools.wraps(how)
     def copied(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -109,7 +109,7 @@ def _zero_grad(user_class: type[nn.Module]) -> Callable[..., None]:
 
 
 def _load(user_class: type[nn.Module]) -> Callable[..., None]:
-    """How `load_state_dict` reads one module: plain tensors, as a file or a plain model has them, are dealt out."""
+    """`_load_from_state_dict` of a class, with plain tensors (from a file or a plain model) dealt out before."""
 
     @functools.wraps(user_class._load_from_state_dict)
     def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:

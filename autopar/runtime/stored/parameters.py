@@ -25,11 +25,11 @@ from autopar.runtime.gradients.parameter_hooks import comes_without_gradient, wa
 from autopar.runtime.gradients.passes import fills_gradients
 from autopar.runtime.gradients.second_derivatives import are_differentiated
 
-_FIRST = torch.iinfo(torch.int64).max  # autograd runs what is ready by these numbers, the largest first
+_FIRST = torch.iinfo(torch.int64).max  # autograd runs ready nodes by sequence number, the largest first
 
 
 def placements(layout: Layout) -> tuple[DTensorPlacement, ...]:
-    """A plain layout in DTensor's words.
+    """A plain layout as DTensor placements.
 
     >>> placements(Layout.parse("S1, R"))
     (Shard(dim=1), Replicate())
@@ -38,9 +38,9 @@ def placements(layout: Layout) -> tuple[DTensorPlacement, ...]:
 
 
 def storage_of(model: nn.Module, plan: Plan) -> dict[str, Layout]:
-    """How each parameter is stored, under each of its names: whole where the planned call does not read it.
+    """How each parameter is stored, under each of its names: whole if the planned call does not read it.
 
-    Later calls may read it (a stage that comes in, a head that is trained at last), and are planned around this.
+    Later calls may read it (a stage added later, a head trained last); they are planned around this storage.
     """
     planned = {p.name: p.storage for p in plan.parameters}
     whole = Layout.replicated(len(plan.mesh_shape))
@@ -60,16 +60,16 @@ def distribute_state(
 ) -> list[weakref.ref[nn.Parameter]]:
     """Replace every parameter by a DTensor stored as `storage` says.
 
-    Values are rank 0's, of buffers too; what is on the meta device stays there, until it is materialised. Tied
-    parameters stay one object. `dtype`: what floating parameters are stored in, None as they are. Returns weak
-    references to the parameters that were replaced.
+    Values are rank 0's, also for buffers; tensors on the meta device stay there until they are materialised. Tied
+    parameters stay one object. `dtype`: for the storage of floating parameters; None: unchanged. Returns weak
+    references to the replaced parameters.
     """
     replaced: list[weakref.ref[nn.Parameter]] = []
     with torch.no_grad(), Held(model).replaced():
         for buffer in model.buffers():
             if buffer.is_meta:
                 continue
-            buffer.data = buffer.data.to(device).contiguous()  # elements that share memory cannot be received
+            buffer.data = buffer.data.to(device).contiguous()  # a broadcast cannot write overlapping elements
             if buffer.numel():
                 dist.broadcast(buffer.data, src=0)
         for names in tied_names(model):
@@ -77,7 +77,7 @@ def distribute_state(
             layout = storage[names[0]]
             where = torch.device("meta") if old.is_meta else device
             value = old.detach().to(where, dtype if old.is_floating_point() else None)
-            source = None if old.is_meta else 0  # nothing is sent where there is nothing to send
+            source = None if old.is_meta else 0  # meta tensors are not sent
             new = nn.Parameter(
                 distribute_tensor(value, device_mesh, placements(layout), src_data_rank=source),
                 requires_grad=old.requires_grad,
@@ -90,34 +90,34 @@ def distribute_state(
 
 
 def _take_over(old: torch.Tensor, new: torch.Tensor) -> None:
-    """What the user has set on a parameter (flags that optimizers ask for, as `_no_weight_decay`) and its hooks."""
+    """Carry over attributes that the user has set (flags for optimizers, such as `_no_weight_decay`), and hooks."""
     for name, value in vars(old).items():
         setattr(new, name, value)
-    new._backward_hooks = old._backward_hooks  # the same dictionaries: handles go on removing what they gave
+    new._backward_hooks = old._backward_hooks  # the same dictionaries, so that hook handles work
     new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
     wait_for_gradients(new)
 
 
 def dealt_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A plain tensor of a parameter's shape as a DTensor that lies as the parameter; values are rank 0's.
+    """A plain tensor of a parameter's shape as a DTensor in the parameter's layout, with rank 0's values.
 
-    Any other `value` is returned as it is: whether it fits is told by who copies it.
+    Any other `value` is returned as it is; the code that copies it reports whether it fits.
     """
     if isinstance(value, DTensor) or not isinstance(parameter, DTensor) or parameter.is_meta:
         return value
     if value.shape != parameter.shape or value.is_meta:
         return value
-    # rank 0's values are written into what a rank has whole: not into the caller's tensor
+    # a replicated tensor is overwritten with rank 0's values: not the caller's own tensor
     is_written = any(placement.is_replicate() for placement in parameter.placements)
     here = value.detach().to(parameter.device, copy=is_written)
     return distribute_tensor(here, parameter.device_mesh, parameter.placements, src_data_rank=0)
 
 
 class _Local(torch.autograd.Function):
-    """The local part of a parameter; its gradient is a DTensor that lies as the parameter does.
+    """The local part of a parameter; its gradient becomes a DTensor in the parameter's layout.
 
-    As `DTensor.to_local`, without working out the gradient's layout anew for each parameter in each step: hence
-    the private `_spec`. What ops give directly and what the transit brings reduced are added up.
+    Like `DTensor.to_local`, but without working out the gradient's layout anew for each parameter in each step: hence
+    the private `_spec`. Gradients that ops give directly and reduced ones from the transit are added up.
     """
 
     @staticmethod
@@ -149,8 +149,8 @@ def _with_history(local: torch.Tensor, spec: Any) -> DTensor:
     return DTensor.from_local(local, spec.mesh, spec.placements, run_check=False, shape=shape, stride=stride)
 
 
-# Where no functorch transform is active, `_Local.apply` looks through all arguments and then calls this; to look takes
-# longer than to call, for each parameter in each step. Under a transform parameters come as no DTensors.
+# Without an active functorch transform, `_Local.apply` inspects all arguments and then calls this; the inspection takes
+# longer than the call, for each parameter in each step. Under a transform, parameters are not DTensors.
 _local = super(torch.autograd.Function, _Local).apply
 
 
@@ -162,14 +162,14 @@ def local_of(tensor: torch.Tensor, transit: Transit | None, place: int, name: st
         return tensor.to_local()
     local: torch.Tensor = _local(tensor, transit, place, name)
     if not transit.reductions.brings(place):
-        # its gradient is what ops give: handed out at once, it does not wait beside those of the micro-batches before
+        # ops give its whole gradient: added to `.grad` at once, it does not stay beside that of earlier micro-batches
         assert local.grad_fn is not None
         local.grad_fn._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]
     return local
 
 
 def holder_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """Where a module keeps the parameter or buffer of this name: a dictionary and a name in it."""
+    """Where a module keeps the parameter or buffer of this name: a dictionary and a key in it."""
     path, _, attribute = name.rpartition(".")
     module = model.get_submodule(path)
     return (module._parameters if attribute in module._parameters else module._buffers), attribute
@@ -184,7 +184,7 @@ def tied_names(model: nn.Module) -> list[list[str]]:
 
 
 def without_values(model: nn.Module) -> list[str]:
-    """Parameters and buffers on the meta device, each once."""
+    """Names of parameters and buffers on the meta device, each tensor once."""
     return [name for tensors in (model.named_parameters(), model.named_buffers()) for name, t in tensors if t.is_meta]
 
 
@@ -217,8 +217,8 @@ def listed(names: list[str], most: int = 4) -> str:
 def check_no_old_holders(replaced: list[weakref.ref[nn.Parameter]]) -> None:
     """Raise InputError if an optimizer, or a module outside of the model, still holds parameters that were replaced.
 
-    An optimizer is what keeps them in a list under the key "params" of a dict, as `param_groups` do, a module what has
-    them in its `_parameters`; any other holder (a variable, a copy of the weights) is the user's business.
+    An optimizer is recognised by a list of them under the key "params" of a dict, as in `param_groups`, a module by its
+    `_parameters`; any other holder (a variable, a copy of the weights) is ignored.
     """
     alive = [p for p in (ref() for ref in replaced) if p is not None]
     if not alive:
@@ -243,7 +243,7 @@ def check_no_old_holders(replaced: list[weakref.ref[nn.Parameter]]) -> None:
 
 @contextmanager
 def plain_parameters(model: nn.Module, device: str = "meta") -> Iterator[None]:
-    """For the duration, the model's parameters are data-free and of their global shapes: it can be traced."""
+    """For the duration, the model's parameters are data-free tensors of global shapes, so that it can be traced."""
     groups = [(names, _registered(model, names[0])) for names in tied_names(model)]
     held = Held(model)
     try:
@@ -259,7 +259,7 @@ def plain_parameters(model: nn.Module, device: str = "meta") -> Iterator[None]:
 
 
 def _registered(model: nn.Module, name: str) -> nn.Parameter:
-    """A parameter; raise InputError where another tensor stands in for it."""
+    """The parameter of this name; raises InputError if a plain tensor is in its place."""
     holder, attribute = holder_of(model, name)
     if not isinstance(holder[attribute], nn.Parameter):
         raise InputError(

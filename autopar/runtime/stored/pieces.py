@@ -1,4 +1,4 @@
-"""The piece of a stored tensor that belongs to this rank: where it lies in the whole, and making a parameter of it."""
+"""The piece of a stored tensor that a rank holds: its ranges in the whole, and making a stored tensor of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ranges_of(tensor: torch.Tensor) -> Ranges:
 def ranges_at(tensor: DTensor, coordinate: Sequence[int]) -> Ranges:
     """The same for the rank at `coordinate` of the mesh.
 
-    Axis after axis cuts what the ones before have left, into pieces of the same length but for the last ones.
+    Each axis in turn cuts what the axes before it have left, into pieces of equal length except for the last ones.
     """
     held = [(0, length) for length in tensor.shape]
     for placement, ranks, mine in zip(tensor.placements, tensor.device_mesh.shape, coordinate, strict=True):
@@ -48,7 +48,7 @@ def cut(whole: torch.Tensor, ranges: Ranges) -> torch.Tensor:
 
 
 def stored_as(like: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
-    """A tensor that lies as `like` does and of which this rank holds `piece`, in the dtype of `like`."""
+    """A tensor in the layout and dtype of `like`, of which this rank holds `piece`."""
     piece = piece.to(like.dtype)
     if not isinstance(like, DTensor):
         return piece

@@ -1,4 +1,4 @@
-"""Parameters that are two and lie in one place of memory, as `a.weight.data = b.weight.data` leaves them."""
+"""Separate parameters that share memory, as after `a.weight.data = b.weight.data`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from autopar.graph import storage_of
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
-    """Raise InputError where trained parameters share elements: steps of one would change the other, and each rank
-    keeps parts of each of its own. Parameters that lie side by side in one memory share none."""
+    """Raise InputError if trained parameters share elements: a step on one would change the other, whereas in a plan
+    each rank has separate shards of both. Parameters side by side in one storage share none."""
     by_storage: dict[int | None, list[tuple[str, nn.Parameter]]] = {}
-    for name, parameter in model.named_parameters():  # each once: those that are tied are one
-        if parameter.numel() and parameter.layout == torch.strided and not parameter.is_meta:  # what fills those tells
+    for name, parameter in model.named_parameters():  # tied parameters are one, and come once
+        if parameter.numel() and parameter.layout == torch.strided and not parameter.is_meta:  # told when filled
             by_storage.setdefault(storage_of(parameter), []).append((name, parameter))
     for several in by_storage.values():
-        under_way: list[tuple[str, nn.Parameter]] = []  # that begin before, and have not ended
+        under_way: list[tuple[str, nn.Parameter]] = []  # begin before the next one, not ended yet
         for name, one in sorted(several, key=lambda pair: _span(pair[1])):
             under_way = [pair for pair in under_way if _span(pair[1])[1] > _span(one)[0]]
             for other_name, other in under_way:
@@ -31,7 +31,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Of tensors of one memory."""
+    """Whether two tensors on one storage share an element."""
     (start, end), (other_start, other_end) = map(_span, (one, other))
     if start >= other_end or other_start >= end:
         return False
@@ -45,7 +45,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes between a tensor's first element and its last."""
+    """The range of bytes from a tensor's first element to the end of its last."""
     last: int = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     size, start = tensor.element_size(), int(tensor.storage_offset())
     return start * size, (start + last + 1) * size

@@ -1,6 +1,6 @@
-"""The modules and parameters of a planned model: that none was replaced since it was planned.
+"""The modules and parameters of a planned model: checks that none was replaced since it was planned.
 
-Their code: `stored.methods`.
+For the modules' code, see `stored.methods`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from autopar.runtime.stored.hooks_for_all import HooksForAll, refuse_backward_ho
 from autopar.runtime.stored.methods import Methods, is_within
 from autopar.runtime.traces import Traced
 
-_OF_INPUTS = ("make_inputs_require_grads", "make_inputs_require_grad")
+_OF_INPUTS = ("make_inputs_require_grads", "make_inputs_require_grad")  # hooks of transformers and peft, by name
 _CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Structure:
-    """The modules of a model as they are now. Looking whether one was replaced is quick: it is done at every call."""
+    """The modules of a model when this is made. Checking whether one was replaced is fast, as every call does it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = tuple(model.modules())
@@ -38,10 +38,10 @@ class Structure:
         self._hook_counts = [len(hooks) for _, hooks in self._hooks]
         self._hooks_for_all = HooksForAll()
         self._methods = Methods(dict(model.named_modules()))
-        self._copied_late = ""  # how the model that this one is a copy of was changed before
+        self._copied_late = ""  # how the original was changed before this copy was made
 
     def of_copy(self, copied: nn.Module, traces: Iterable[Traced]) -> Structure:
-        """Of a copy, which was just made, of this model: whether it is as planned is told when the copy is called."""
+        """The structure of a copy just made of this model; if the model was changed before, calls of the copy raise."""
         made = Structure(copied)
         try:
             self.check(traces)
@@ -50,11 +50,11 @@ class Structure:
         return made
 
     def check(self, traces: Iterable[Traced]) -> None:
-        """Raise InputError if a module is not there any more, or one came to a container that forward goes over; others
-        may have come, the graph does not know them.
+        """Raise InputError if a module was replaced or removed, or added to a container that forward iterates over.
+        Other modules may be added: the graph does not know them.
 
-        Or if a hook came to a submodule, or went, or its code is another; not in modules that are ops of `traces`,
-        whose code runs.
+        Also if a hook was added to or removed from a submodule, or its code changed; not in modules that are ops of
+        `traces`, whose own code runs.
         """
         if self._copied_late:
             raise InputError(self._copied_late)
@@ -102,12 +102,12 @@ def _leaves(traces: Iterable[Traced]) -> set[str]:
 
 
 def _are_harmless(hooks: Sequence[Any]) -> bool:
-    """Whether hooks came that `gradient_checkpointing_enable()` of transformers or peft registers, for inputs alone."""
+    """Whether added hooks are those for inputs that `gradient_checkpointing_enable()` of transformers or peft adds."""
     return bool(hooks) and all(getattr(hook, "__name__", "") in _OF_INPUTS for hook in hooks)
 
 
 def refuse_backward_hooks(model: nn.Module) -> None:
-    """Raise InputError if submodules have hooks that wait for gradients, or all modules have."""
+    """Raise InputError if submodules have backward hooks, or there are backward hooks for all modules."""
     refuse_backward_hooks_for_all()
     for name, module in model.named_modules():
         if module is not model and (module._backward_hooks or module._backward_pre_hooks):
@@ -120,9 +120,9 @@ def refuse_backward_hooks(model: nn.Module) -> None:
 def refuse_transforms() -> None:
     """Raise InputError inside a transform of torch.func, in forward mode, or while torch.jit traces.
 
-    None of these passes collectives.
+    None of these supports collectives.
     """
-    if torch.compiler.is_compiling():  # what a compiler traces is no transform yet
+    if torch.compiler.is_compiling():  # a compiler traces the code before any transform
         return
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise InputError(
@@ -144,10 +144,10 @@ def check_parameters(
     stored: Mapping[str, tuple[Placement, ...]],
     before: list[torch.Tensor],
 ) -> None:
-    """Raise InputError if a parameter was replaced by one that is no DTensor, or that lies otherwise than planned.
+    """Raise InputError if a parameter was replaced by one that is not a DTensor, or has another layout than planned.
 
-    Ranks would train copies that differ, or take some shard for another. `before`: what was checked last; it becomes
-    `state`, and where it is that nothing is looked at again.
+    Otherwise ranks would train copies that differ, or take one shard for another. `before`: the state that was checked
+    last, which is then set to `state`; while they are the same, nothing is checked again.
     """
     compiling = torch.compiler.is_compiling()
     if not compiling and len(before) == len(state) and all(map(operator.is_, state, before)):
@@ -159,7 +159,7 @@ def check_parameters(
                 f"placements {list(tensor.placements)} instead of {list(stored[name])}: tie weights before "
                 "autoparallelize"
             )
-        constant = name.startswith(("_constant_", "_module_"))  # those hang on the model without being registered
+        constant = name.startswith(("_constant_", "_module_"))  # unregistered attributes of the model
         own = name in stored or (isinstance(tensor, nn.Parameter) and not constant)
         if own and not isinstance(tensor, DTensor):
             raise InputError(

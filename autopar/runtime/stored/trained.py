@@ -1,7 +1,7 @@
 """Which parameters the calls of a model train: the optimizer keeps their states whichever call runs.
 
-A graph's plan counts those that graphs before it train. What a later graph trains besides, the plans before it did not
-know of; it is added to their predictions when that graph is planned.
+A plan counts the states of all parameters that it or an earlier plan trains. Those that only a later plan trains are
+added to the predictions of the earlier plans when the later one is made.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from autopar.user_warnings import warn
 
 
 class HasPlan(Protocol):
-    """What runs a plan."""
+    """An object that runs a plan, such as a program."""
 
     plan: Plan
 
 
 class Trained:
-    """Of one model: `names` has all names of each parameter."""
+    """The trained parameters of one model: `names` has all names of each."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
 
     def note(self, plan: Plan, model: nn.Module, storage: Mapping[str, Layout], earlier: Sequence[HasPlan]) -> None:
-        """Another plan of the model, as it is called now; `earlier` ones come to count what it trains that no other
-        does. Warns where one of them is above its budget then; raises InputError for a parameter that came since."""
+        """Register another plan, of the model as it is called now. The predictions of `earlier` plans then count what
+        this plan trains and no other does. Warns if this puts one above its budget; raises InputError for a parameter
+        that was added after planning."""
         read = {parameter.name for parameter in plan.parameters}
         for names in tied_names(model):
             if names[0] not in storage and not read.isdisjoint(names):
@@ -76,7 +77,7 @@ class Trained:
 
 
 def _with_states(plan: Plan, states: Counter[str]) -> Plan:
-    """A plan whose predicted moments all have more of some parts."""
+    """The plan with these states added to its predicted peak, parts and moments."""
     told = plan.predicted
     moments = tuple(replace(moment, parts=dict(Counter(moment.parts) + states)) for moment in told.moments)
     parts, peak = dict(Counter(told.parts) + states), told.peak_bytes + states.total()

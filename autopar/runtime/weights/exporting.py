@@ -99,14 +99,14 @@ def _told(problem: Exception, folder: Path) -> Exception:
 
 
 def _place(path: Path) -> tuple[Path, str]:
-    """The folder, and what the names of its files begin with."""
+    """The folder, and the stem of the files' names."""
     return (path.parent, path.stem) if path.suffix == ".safetensors" else (path, "model")
 
 
 def _dropped(model: nn.Module) -> dict[str, str]:
-    """For the names under which tied tensors are not stored, the name under which they are.
+    """Maps each name under which a tied tensor is not stored to the name under which it is.
 
-    transformers says which names stay away (`all_tied_weights_keys`); else the first one stays.
+    transformers lists the names to leave out (`all_tied_weights_keys`); otherwise the first name is kept.
     """
     away = getattr(model, "all_tied_weights_keys", None) or {}
     found = {}
@@ -119,7 +119,7 @@ def _dropped(model: nn.Module) -> dict[str, str]:
 def _files(
     model: nn.Module, stem: str, dropped: dict[str, str], largest_bytes: int, dtype: torch.dtype | None
 ) -> list[_File]:
-    """Tensors in order, dealt out to files; a tensor that is larger than a file may be has one to itself."""
+    """Tensors in order, assigned to files; a tensor larger than `largest_bytes` has a file of its own."""
     groups: list[dict[str, torch.Tensor]] = [{}]
     filled_bytes = 0
     for name, tensor in stored_tensors(model).items():
@@ -160,7 +160,7 @@ def _write(path: Path, content: dict[str, torch.Tensor], kept_for: dict[str, str
 
 
 def _put_in_place(folder: Path, stem: str, files: Sequence[_File]) -> None:
-    """Give complete files their names; those of an earlier export of another number of files go."""
+    """Give complete files their final names, and remove files left by an export to another number of files."""
     index = folder / f"{stem}.safetensors.index.json"
     index.unlink(missing_ok=True)  # no index stands beside files that it does not describe
     for file in files:
@@ -178,7 +178,7 @@ def _put_in_place(folder: Path, stem: str, files: Sequence[_File]) -> None:
 
 
 def _write_config(model: nn.Module, planned: Any, folder: Path, dtype: torch.dtype | None) -> None:
-    """What `from_pretrained` of transformers needs beside the weights."""
+    """Write what transformers' `from_pretrained` needs beside the weights."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "save_pretrained") or not hasattr(type(model), "base_model_prefix"):
         return

@@ -1,4 +1,4 @@
-"""A sharded tensor whole on rank 0, block by block: no other rank ever has more than its part and a block."""
+"""Gathers a sharded tensor on rank 0 block by block: the other ranks never hold more than their part and a block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from autopar.runtime.stored.pieces import Ranges, cut, ranges_at
 
 BLOCK_BYTES = 64 << 20
-"""What rank 0 receives at once from all ranks together."""
+"""Bytes that rank 0 receives at once, from all ranks together."""
 
 
 @torch.no_grad()
@@ -46,12 +46,12 @@ def whole_on_rank_zero(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _sent(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor: backends know no complex ones."""
+    """The tensor as real numbers: backends do not support complex ones."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _put(whole: torch.Tensor, part: torch.Tensor, ranges: Ranges, start: int) -> None:
-    """The rows from `start` on of one rank's piece, in their place."""
+    """Write the rows from `start` on of one rank's piece to their place in the whole."""
     (first, length), *others = ranges
     count = min(part.shape[0], length - start)
     if count > 0:
@@ -60,7 +60,7 @@ def _put(whole: torch.Tensor, part: torch.Tensor, ranges: Ranges, start: int) ->
 
 
 def _pieces_by_rank(tensor: DTensor) -> dict[int, Ranges]:
-    """One rank for each piece, and what it holds: of ranks that hold the same the first one along each axis."""
+    """One rank for each piece, with the piece's ranges: of ranks that hold the same piece, the first on each axis."""
     mesh = tensor.device_mesh.mesh
     along = [range(n if p.is_shard() else 1) for p, n in zip(tensor.placements, mesh.shape, strict=True)]
     return {int(mesh[coordinate]): ranges_at(tensor, coordinate) for coordinate in itertools.product(*along)}

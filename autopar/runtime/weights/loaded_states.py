@@ -1,4 +1,4 @@
-"""States that loops load with `load_state_dict`: plain ones are dealt out, shards of another rank are refused."""
+"""States for `load_state_dict`: plain tensors are sharded like the parameters, shards of another rank are refused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from autopar.runtime.stored.parameters import dealt_out
 def check_own_shards(pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
     """Raise InputError, on every rank, where a value that is loaded into a parameter is a shard of another rank.
 
-    `torch.save` writes DTensors as the shards of the rank that saves, and each rank that loads the file gets those. A
-    mesh that was read from a file is another object, and knows its rank; without one no rank asks the others.
+    `torch.save` writes a DTensor as the shards of the rank that saves, and every rank that loads the file gets these.
+    Their mesh was read from the file: it is another object, and knows the rank that saved. If no value has such a mesh,
+    the ranks do not communicate.
     """
     read = [(v, p) for v, p in pairs if isinstance(v, DTensor) and isinstance(p, DTensor)]
     read = [(v, p) for v, p in read if v.device_mesh is not p.device_mesh and any(x.is_shard() for x in v.placements)]
@@ -39,7 +40,7 @@ def check_own_shards(pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
 
 
 def deal_out_state(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """What `load_state_dict` is about to read into a module: its plain tensors lie as the parameters do then."""
+    """Turn plain tensors that `load_state_dict` is about to read into a module into DTensors like its parameters."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     check_own_shards((state_dict.get(prefix + name), parameter) for name, parameter in parameters.items())
     for name, parameter in parameters.items():
@@ -56,7 +57,7 @@ def load_into_submodules(model: nn.Module) -> None:
 
 @functools.cache
 def load_optimizer_states() -> None:
-    """From now on `optimizer.load_state_dict` takes plain state for DTensors, as a run on one process has saved it."""
+    """From now on `optimizer.load_state_dict` takes plain state for DTensors, such as one saved by a single process."""
     original = Optimizer.load_state_dict
 
     @functools.wraps(original)
@@ -70,7 +71,7 @@ def _fitted(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     if len(keys) != len(parameters) or not any(isinstance(p, DTensor) for p in parameters):
-        return state_dict  # torch says what does not fit
+        return state_dict  # torch reports what does not fit
     by_key = dict(zip(keys, parameters, strict=True))
     states: Mapping[Any, Any] = state_dict["state"]
     entries = {key: state for key, state in states.items() if key in by_key and isinstance(state, Mapping)}

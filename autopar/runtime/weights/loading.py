@@ -1,4 +1,4 @@
-"""Weights from safetensors straight into their places: a rank reads its own part of each tensor and nothing else."""
+"""Loads weights from safetensors directly into stored tensors: a rank reads only its own part of each tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autopar.runtime.weights.rearranged import Conversion, renamed_and_converted
 from autopar.runtime.weights.weight_files import WeightFiles, weight_files
 from autopar.user_warnings import warn
 
-_WHOLE_NUMBERS = ("I", "U", "BOOL")  # how safetensors' names of dtypes that are not floating begin
+_WHOLE_NUMBERS = ("I", "U", "BOOL")  # prefixes of safetensors' names for dtypes that are not floating
 
 
 def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> int:
@@ -69,12 +69,12 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
 
 
 def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a file of weights holds of a model: parameters and persistent buffers, under each of their names."""
+    """The tensors of a model that belong in a file of weights: parameters and persistent buffers, under all names."""
     return {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
 
 
 def tied_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """The names of each tensor."""
+    """All names of each tensor, tensor by tensor."""
     groups: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         groups.setdefault(id(tensor), []).append(name)
@@ -83,14 +83,14 @@ def tied_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What is to be read: the names of each tensor in the model and in the files, and what is computed."""
+    """What to read: for each tensor its names in the model and in the files, and the tensors to compute from others."""
 
     as_they_are: list[tuple[list[str], list[str]]]
     converted: list[Conversion]
 
 
 def _chosen(model: nn.Module, files: WeightFiles, strict: bool) -> _Chosen:
-    """Find the files' tensors for the model's, and check them."""
+    """Match the files' tensors with the model's, and check them."""
     tensors = stored_tensors(model)
     renamed, conversions = renamed_and_converted(model, tensors, files.tensors)
     source = {**renamed, **_sources(model, tensors, files.tensors)}
@@ -121,7 +121,7 @@ def _chosen(model: nn.Module, files: WeightFiles, strict: bool) -> _Chosen:
 
 
 def _untied(model: nn.Module, missing: Sequence[str]) -> str:
-    """A word on parameters that files need not hold as the model's config ties them, where the model does not."""
+    """A hint about missing parameters that the model's config ties to others and the model does not."""
     tied = getattr(model, "_tied_weights_keys", None) or ()
     apart = [name for name in missing if name in tied]
     if not apart or not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
@@ -133,7 +133,7 @@ def _untied(model: nn.Module, missing: Sequence[str]) -> str:
 
 
 def _sources(model: nn.Module, tensors: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
-    """The name in the files of each of the model's that is there; a prefix of transformers' may be on one side only."""
+    """The name in the files for each name of the model found there; transformers' prefix may be on one side only."""
     stored = set(stored)
     found = {name: name for name in tensors if name in stored}
     prefix = getattr(model, "base_model_prefix", "")
@@ -147,7 +147,7 @@ def _sources(model: nn.Module, tensors: Iterable[str], stored: Iterable[str]) ->
 
 
 def _without(names: Sequence[str], patterns: Iterable[str] | None) -> list[str]:
-    """Less those that the model's class says it can do without."""
+    """The names without those that the model's class declares optional."""
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns or ())]
 
 
@@ -167,7 +167,7 @@ def _check(name: str, tensor: torch.Tensor, files: WeightFiles, sources: Sequenc
 
 @torch.no_grad()
 def _load(model: nn.Module, planned: Planned, names: list[str], files: WeightFiles, sources: Sequence[str]) -> int:
-    """Read this rank's part of one tensor and put it in its place; the bytes that were read."""
+    """Read this rank's part of one tensor and store it; returns the bytes read."""
     tensor = tensor_at(model, names[0])
     ranges = ranges_of(tensor)
     first, *others = [files.read(source, ranges) for source in sources]
@@ -183,7 +183,7 @@ def _load(model: nn.Module, planned: Planned, names: list[str], files: WeightFil
 
 @torch.no_grad()
 def _convert(model: nn.Module, planned: Planned, conversion: Conversion, files: WeightFiles) -> int:
-    """Compute tensors from others, whole, and put this rank's parts in their places; the bytes that were read."""
+    """Compute whole tensors from others, and store this rank's parts; returns the bytes read."""
     tensors = stored_tensors(model)
     names_of = {name: names for names in tied_groups(tensors) for name in names}
     for name, whole in conversion.whole(model, files, tensors).items():
@@ -192,7 +192,7 @@ def _convert(model: nn.Module, planned: Planned, conversion: Conversion, files: 
 
 
 def _put(model: nn.Module, planned: Planned, names: list[str], piece: torch.Tensor) -> None:
-    """A piece in its place: what has values keeps its tensor, and whoever holds that sees the new ones."""
+    """Store a piece. A tensor that has values is written in place, so that its other holders see the new values."""
     tensor = tensor_at(model, names[0])
     if tensor.is_meta:
         set_value(model, planned, names, piece.to(planned.rank.device, tensor.dtype, copy=True))

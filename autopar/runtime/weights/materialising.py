@@ -1,4 +1,4 @@
-"""Values for a planned model that was built on the meta device: its constructor's, never all of them in one place."""
+"""Initial values for a planned model built on the meta device: its constructor's, never all of them on one rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autopar.runtime.weights.recording import Tape, View, recording
 from autopar.runtime.weights.replaying import Replay, Slice, slice_for
 
 Build = Callable[[], nn.Module]
-_OWN = ("reset_parameters", "_reset_parameters")
+_OWN = ("reset_parameters", "_reset_parameters")  # methods that initialise a module: the first that it has is called
 
 
 def materialise(
@@ -87,7 +87,7 @@ def materialise(
 
 
 def _groups(model: nn.Module, missing: set[str]) -> dict[str, list[str]]:
-    """All names of each tensor that has no values, by the first of them."""
+    """All names of each tensor without values, by the first name."""
     buffers: dict[int, list[str]] = {}
     for name, buffer in model.named_buffers(remove_duplicate=False):
         buffers.setdefault(id(buffer), []).append(name)
@@ -95,7 +95,7 @@ def _groups(model: nn.Module, missing: set[str]) -> dict[str, list[str]]:
 
 
 def _without_parameters(model: nn.Module, planned: Planned, groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Give parameters zeros; the groups of buffers are left."""
+    """Give parameters zeros, and return the groups of buffers."""
     parameters = {name: names for name, names in groups.items() if isinstance(tensor_at(model, name), nn.Parameter)}
     for name, names in parameters.items():
         tensor = tensor_at(model, name)
@@ -107,7 +107,7 @@ def _without_parameters(model: nn.Module, planned: Planned, groups: Mapping[str,
 def _recorded(
     model: nn.Module, planned: Planned, build: Build | None, groups: Mapping[str, list[str]]
 ) -> tuple[Tape, dict[str, View]]:
-    """The tape of the model's initialisation, and where on it each group's tensor lies."""
+    """The tape of the model's initialisation, and the view of each group's tensor on it."""
     own = build if build is not None else _from_config(model, planned)
     with recording() as recorded, ExitStack() as stack:
         if own is not None:
@@ -123,7 +123,7 @@ def _recorded(
 
 
 def _from_config(model: nn.Module, planned: Planned) -> Build | None:
-    """How transformers builds this model: its class on its config, in the dtype in which it was built."""
+    """A function that builds a model of transformers from its config, in its original dtype; None for other models."""
     config: Any = getattr(model, "config", None)
     if not _is_transformers(planned):
         return None
@@ -146,7 +146,7 @@ def _is_transformers(planned: Planned) -> bool:
 
 
 def _initialise(model: nn.Module) -> None:
-    """The model's own initialisation of itself."""
+    """Run the model's own initialisation."""
     if hasattr(type(model), "init_weights"):
         model.init_weights()  # type: ignore[operator]
         return
@@ -158,7 +158,7 @@ def _initialise(model: nn.Module) -> None:
 
 
 def _inner_first(model: nn.Module, seen: set[nn.Module] | None = None) -> Iterator[nn.Module]:
-    """Every module once, behind those inside it: the order in which constructors end."""
+    """Every module once, after those inside it: the order in which constructors end."""
     seen = set() if seen is None else seen
     if model not in seen:
         seen.add(model)
@@ -182,7 +182,7 @@ def _plain_buffers(model: nn.Module, groups: Mapping[str, list[str]]) -> Iterato
 
 
 def _check_alike(model: nn.Module, built: nn.Module, groups: Mapping[str, list[str]]) -> None:
-    """Raise InputError unless the constructor makes the model's tensors, tied as they are."""
+    """Raise InputError unless the build function makes the model's tensors, tied in the same way."""
     of: dict[int, str] = {}
     for name, names in groups.items():
         mine = tensor_at(model, name)
@@ -232,16 +232,16 @@ def tensor_at(model: nn.Module, name: str) -> torch.Tensor:
 
 
 def _give(model: nn.Module, planned: Planned, names: list[str], whole: torch.Tensor) -> None:
-    """Put a value in its place, of a parameter this rank's part."""
+    """Store a value: of a parameter, this rank's part."""
     old = tensor_at(model, names[0])
     piece = cut(whole, ranges_of(old)).to(planned.rank.device, old.dtype)
-    if piece.untyped_storage().nbytes() > piece.nbytes:  # or it would keep the whole alive
+    if piece.untyped_storage().nbytes() > piece.nbytes:  # a view would keep the whole alive
         piece = piece.clone(memory_format=torch.contiguous_format)
     set_value(model, planned, names, piece)
 
 
 def set_value(model: nn.Module, planned: Planned, names: list[str], piece: torch.Tensor) -> None:
-    """Put this rank's part of a parameter or buffer in place of what is there, under all of its names."""
+    """Replace a parameter or buffer, under all of its names, by a new one with this rank's part `piece`."""
     old = tensor_at(model, names[0])
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(stored_as(old, piece), requires_grad=old.requires_grad)
@@ -259,7 +259,7 @@ def _set_buffer(model: nn.Module, names: list[str], value: torch.Tensor) -> None
 
 @contextmanager
 def _generator_of_rank_zero(device: torch.device, home: torch.device) -> Iterator[None]:
-    """While inside, `device`'s generator stands as rank 0's did; a rank whose own stood otherwise gets that back."""
+    """While inside, `device`'s generator has rank 0's state; afterwards a rank with another state gets its own back."""
 
     def state() -> torch.Tensor:
         return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

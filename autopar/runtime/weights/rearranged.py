@@ -1,10 +1,10 @@
-"""Tensors that transformers keep in another form than their files do: experts in one tensor, layers under older names.
+"""Tensors that models of transformers hold in another form than files: experts in one tensor, layers renamed.
 
-Each class of transformers names its conversions; `from_pretrained` there runs them, and so does `load_weights`. What is
-only renamed is read in parts as ever. What is put together from several tensors, such as the experts of a mixture, is
-put together whole on every rank, one tensor at a time, and then cut.
+Each class of transformers declares its conversions. Its `from_pretrained` runs them, and so does `load_weights`. A
+tensor that is only renamed is still read in parts. One that is made from several tensors, such as the experts of a
+mixture, is assembled whole on every rank, one tensor at a time, and then cut.
 
-The functions are transformers' own and not all of its public interface, which has none for this; this is the one file
+The functions are transformers' own but not part of its public interface, which has none for this; this is the only file
 that calls them.
 """
 
@@ -35,14 +35,14 @@ class Conversion:
 
     @property
     def yields(self) -> list[str]:
-        """The names in the model."""
+        """Names in the model of all tensors that it makes."""
         first, *others = self.converter.target_patterns
         return [self.target, *(self.target.replace(first, other) for other in others)]
 
     def whole(
         self, model: nn.Module, files: WeightFiles, tensors: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The tensors by name; InputError where they are not those that the model has."""
+        """The whole tensors by name; raises InputError if the model does not have tensors of these names and shapes."""
         converter = deepcopy(self.converter)
         for name, pattern in self.sources:
             stored = files.tensors[name]
@@ -72,7 +72,7 @@ def renamed_and_converted(
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-    except ImportError:  # before transformers 5 files are as models are
+    except ImportError:  # before transformers 5, models hold tensors as files do
         return {}, []
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
@@ -95,5 +95,5 @@ def renamed_and_converted(
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Order in which expert 10 stands behind expert 9."""
+    """A sort key by which expert 10 comes after expert 9."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]

@@ -1,11 +1,11 @@
-"""What a constructor does to tensors, written down while it runs without data: which op wrote what, and in which order.
+"""Records what a constructor does to tensors while it runs without data: which op writes what, in which order.
 
-A constructor draws random numbers in the order of its ops, and some tensors twice (a layer's own initialisation, then
-the model's). To have its values without ever holding all of them, it first runs here on data-free tensors; `replaying`
-then runs the ops again, in the same order, with each tensor in memory only while it is needed.
+A constructor draws random numbers in the order of its ops, and fills some tensors twice (a layer's own initialisation,
+then the model's). To get its values without ever holding all of them, it first runs here on data-free tensors;
+`replaying` then runs the ops again in the same order, with each tensor in memory only while it is needed.
 
-Data-free tensors are fake ones and not meta ones, for torch's own init functions pass over meta tensors and libraries
-skip initialisation on that device. `FakeTensorMode` is private, and the only such tensors that torch has.
+The data-free tensors are fake tensors, not meta ones: torch's own init functions skip meta tensors, and libraries skip
+initialisation on that device. `FakeTensorMode` is private, but torch has no other such tensors.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from torch._subclasses.fake_tensor import (
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # private: values meanwhile
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # private: for real values meanwhile
 
 from autopar.errors import InputError
 from autopar.runtime.calling.calls import place_of_frames
 
 _DRAWN_WHOLE = ("_no_grad_trunc_normal_",)
-"""Functions of torch.nn.init that go on drawing until they like the numbers: one step each."""
-_READ: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
-_RESIZED = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
+"""Functions of torch.nn.init that draw until all numbers are in range, which depends on data: one step each."""
+_READ: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)  # read a tensor's values
+_RESIZED = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})  # change a tensor's memory: refused
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class View:
 class Step:
     """One op, with views in place of tensors.
 
-    `writes` are arguments that it changes, `creates` the outputs that lie in storages of their own (None for the
-    others), in the order of its flat tensor outputs. `random`: it draws from a generator.
+    `writes` are the arguments that it changes. `creates` has an entry for each flat tensor output, in order: its view
+    if it has a new storage, else None. `random`: the op draws from a generator.
     """
 
     op: Callable[..., Any]
@@ -66,20 +66,20 @@ class Step:
     random: bool
 
     def views(self) -> list[View]:
-        """Those that it is given."""
+        """The views among its arguments."""
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, View)]
 
 
 @dataclass
 class Tape:
-    """Steps in order; size in bytes of each storage; contents of those that came with values."""
+    """Steps in order, the size in bytes of each storage, and the contents of storages that had values before."""
 
     steps: list[Step] = field(default_factory=list)
     sizes_bytes: list[int] = field(default_factory=list)
     constants: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """Equal for tapes that replay alike."""
+        """A digest that is equal for tapes with the same replay."""
         digest = hashlib.sha256()
         for step in self.steps:
             args, kwargs = pytree.tree_map_only(torch.Generator, lambda _: "generator", (step.args, dict(step.kwargs)))
@@ -99,10 +99,10 @@ class Recording(TorchDispatchMode):
         self.tape = Tape()
         self._fakes = fakes
         self._numbers: dict[int, int] = {}
-        self._held: list[Any] = []  # storages are known by their address, which must not be given out again
+        self._held: list[Any] = []  # keeps storages alive, as they are known by their address
 
     def view(self, tensor: torch.Tensor) -> View:
-        """Where a tensor of the constructor lies."""
+        """The view of a tensor of the constructor."""
         number = self._number(tensor)
         return View(number, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
 
@@ -111,7 +111,7 @@ class Recording(TorchDispatchMode):
         return tensor.untyped_storage()._cdata in self._numbers
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a tensor holds at this moment, computed; InputError where that depends on random numbers."""
+        """The values of a tensor at this moment, computed; raises InputError if they depend on random numbers."""
         from autopar.runtime.weights.replaying import value_of
 
         found = value_of(self.tape, self.view(tensor))
@@ -127,7 +127,7 @@ class Recording(TorchDispatchMode):
             value = self.value(args[0])
             with _disable_current_modes():
                 return value.item()
-        if func is torch.ops.aten.set_.source_Tensor:  # it lies elsewhere from now on, nothing is computed
+        if func is torch.ops.aten.set_.source_Tensor:  # only replaces the tensor's storage, nothing is computed
             return func(*args, **kwargs)
         if func._schema.name in _RESIZED:
             raise self._refusal(f"changes a tensor's memory ({func})")
@@ -142,7 +142,7 @@ class Recording(TorchDispatchMode):
         return out
 
     def whole(self, function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """`function(tensor, ...)`, which changes its tensor in place, as one step."""
+        """`function(tensor, ...)`, which changes its tensor in place, recorded as one step."""
 
         def written_down(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             given = pytree.tree_map_only(torch.Tensor, self.view, ((tensor, *args), kwargs))
@@ -158,7 +158,7 @@ class Recording(TorchDispatchMode):
             self.tape.steps.append(Step(op, tuple(given[0]), given[1], written, creates, random))
 
     def _data_free(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that has values, without them; they are kept as they are now."""
+        """A fake tensor for one with values, which are kept on the tape as they are now."""
         if self._fakes.is_our_fake(tensor):
             return tensor
         fake = self._fakes.from_tensor(tensor)
@@ -171,7 +171,7 @@ class Recording(TorchDispatchMode):
         return fake
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an op whose result's shape depends on data."""
+        """The result, computed on values, of an op whose output shape depends on data."""
         if any(argument.is_write for argument in func._schema.arguments if argument.alias_info is not None):
             raise self._refusal(f"runs {func}, whose result depends on data")
         real = pytree.tree_map_only(torch.Tensor, self.value, (args, kwargs))
@@ -196,14 +196,14 @@ class Recording(TorchDispatchMode):
 
 
 class _Fakes(FakeTensorMode):
-    """Deep copies of fake tensors belong to the mode of the original."""
+    """A mode that is not copied: deep copies of fake tensors belong to the mode of the original."""
 
     def __deepcopy__(self, memo: Any) -> _Fakes:
         return self
 
 
 class _Reading(TorchFunctionMode):
-    """Arrays of numpy are made from values."""
+    """Lets NumPy arrays be made of recorded tensors, from their computed values."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -219,12 +219,12 @@ class _Reading(TorchFunctionMode):
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """While inside, tensors are made without data on the CPU, and what happens to them is written down."""
+    """While inside, tensors are made without data on the CPU, and what happens to them is recorded."""
     fakes = _Fakes(allow_non_fake_inputs=True)
     recorder = Recording(fakes)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        # Deep copies look at the address of a tensor's data; that fake ones have none is what they want to know.
+        # Deep copies ask for the address of a tensor's data; that fake tensors have none is the answer they need.
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         patched: list[tuple[Any, str, Callable[[Any], Any]]] = [(torch.utils, "swap_tensors", _swapping)]
         patched += [(init, name, recorder.whole) for name in _DRAWN_WHOLE if hasattr(init, name)]
@@ -238,7 +238,7 @@ def recording() -> Iterator[Recording]:
 
 
 def _swapping(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.utils.swap_tensors`, by which modules are cast, for fake tensors too, which it refuses."""
+    """`torch.utils.swap_tensors`, with which modules are cast, made to work on fake tensors too."""
 
     def swapped(first: torch.Tensor, second: torch.Tensor) -> Any:
         if not isinstance(first, FakeTensor):

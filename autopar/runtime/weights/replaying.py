@@ -1,4 +1,4 @@
-"""Running a tape again with data: each storage is in memory from the op that fills it to the last that needs it."""
+"""Runs a tape again with data: each storage is in memory from the op that fills it to the last one that needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes  # private: values while a constructor is recorded
+from torch.utils._python_dispatch import _disable_current_modes  # private: for real values while recording
 
 from autopar.runtime.weights.recording import Step, Tape, View
 
@@ -29,7 +29,7 @@ _OVERWRITES = frozenset(
         "aten::zero_",
     }
 )
-"""Ops that leave nothing of what their first argument held."""
+"""Ops whose result does not depend on the old content of their first argument."""
 _EMPTY = frozenset(
     {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 )
@@ -37,9 +37,9 @@ _EMPTY = frozenset(
 
 @dataclass(frozen=True)
 class Slice:
-    """The steps of a tape that some storages depend on, in order, each with the storages that nothing needs after it.
+    """The steps of a tape that wanted storages depend on, in order, each with the storages that are dead after it.
 
-    `draws`: they draw random numbers. `unfilled`: those of the wanted storages that no step gives a value.
+    `draws`: some step draws random numbers. `unfilled`: the wanted storages that no step gives a value.
     """
 
     steps: tuple[tuple[Step, frozenset[int]], ...]
@@ -48,9 +48,10 @@ class Slice:
 
 
 def slice_for(tape: Tape, wanted: Collection[int]) -> Slice:
-    """What must run for the storages `wanted`.
+    """The steps that must run for the storages `wanted`.
 
-    Once one of the steps draws random numbers, all that draw must run: each leaves the generator where the next begins.
+    If one of them draws random numbers, all steps that draw must run: each leaves the generator as the next one finds
+    it.
     """
     steps = _needed(tape, wanted, all_draws=False)
     draws = any(step.random for step, _ in steps)
@@ -79,7 +80,7 @@ def _needed(tape: Tape, wanted: Collection[int], all_draws: bool) -> list[tuple[
 
 
 def _overwritten(step: Step, tape: Tape) -> set[int]:
-    """The storage whose old content a step does not look at."""
+    """The storage, if any, that a step overwrites completely without reading it."""
     if _name(step) not in _OVERWRITES and not (step.random and len(step.views()) == 1 and step.writes):
         return set()
     target, *others = step.views()
@@ -90,7 +91,7 @@ def _overwritten(step: Step, tape: Tape) -> set[int]:
 
 
 def _dense(view: View) -> bool:
-    """Whether no two elements share a place and none is left out between them."""
+    """Whether the elements of a view fill a range of memory without overlaps and gaps."""
     position = 1
     for stride, length in sorted(zip(view.stride, view.shape, strict=True)):
         if length != 1:
@@ -105,13 +106,13 @@ def _name(step: Step) -> str:
     return schema.name if schema is not None else ""
 
 
-_DRAWN_IN_ORDER = frozenset({"aten::normal_", "aten::uniform_"})
+_DRAWN_IN_ORDER = frozenset({"aten::normal_", "aten::uniform_"})  # CPUs draw their numbers in memory order
 PIECE_ELEMENTS = 1 << 22
-"""Of numbers that are only drawn to leave the generator where it should be."""
+"""Elements drawn at once of numbers that nothing reads: they are drawn only to advance the generator."""
 
 
 def _is_spent(step: Step, dies: frozenset[int], tape: Tape, device: torch.device) -> bool:
-    """Whether a step fills a large tensor with numbers that nothing reads, one after the other (on CPUs)."""
+    """Whether a step draws numbers that nothing reads, one after another in memory (on CPUs)."""
     if _name(step) not in _DRAWN_IN_ORDER or device.type != "cpu" or len(step.views()) != 1:
         return False
     (view,) = step.views()
@@ -165,11 +166,11 @@ class Replay:
             alike = tuple(made.stride()) == view.stride and made.storage_offset() == view.offset
             if alike and storage.nbytes() == self.tape.sizes_bytes[view.storage]:
                 self._storages[view.storage] = storage
-            else:  # the kernel on data lays its output out differently
+            else:  # on data the kernel has given its output other strides
                 self.tensor(view).copy_(made)
 
     def _spend(self, step: Step) -> None:
-        """Draw what a step draws, a piece at a time. CPUs draw in blocks of 16 numbers, fewer of them otherwise."""
+        """Draw a step's numbers piece by piece. CPUs draw in blocks of 16 numbers, and fewer than 16 in another way."""
         view, *rest = step.args
         left = math.prod(view.shape)
         scratch = torch.empty(min(left, PIECE_ELEMENTS + 16), dtype=view.dtype)
@@ -194,7 +195,7 @@ class Replay:
 
 
 def value_of(tape: Tape, view: View) -> torch.Tensor | None:
-    """What a tensor of the tape holds after its last step; None where that depends on random numbers."""
+    """The values of a tensor after the last step of the tape; None if they depend on random numbers."""
     steps = slice_for(tape, [view.storage])
     if steps.draws:
         return None

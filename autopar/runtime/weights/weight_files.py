@@ -1,4 +1,4 @@
-"""Files of safetensors as one table of tensors: which file holds which, of what shape, and reading a part of one."""
+"""Safetensors files as one table of tensors: the file and shape of each, and reading a part of one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INDEX = ".safetensors.index.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor in a file, as its header tells."""
+    """One tensor in a file, as described by the file's header."""
 
     file: Path
     shape: tuple[int, ...]
@@ -47,14 +47,14 @@ class WeightFiles:
         return math.prod(shape) * self.read(name, tuple((0, min(1, length)) for length in shape)).itemsize
 
     def read(self, name: str, ranges: Ranges) -> torch.Tensor:
-        """The part of a tensor that lies in `ranges`, in the dtype of the file; no more than that is read."""
+        """The part `ranges` of a tensor, in the dtype of the file; nothing else is read."""
         stored = self.tensors[name]
         content = self._opened[stored.file]
         if all(part == (0, length) for part, length in zip(ranges, stored.shape, strict=True)):
             whole: torch.Tensor = content.get_tensor(name)
             return whole
         piece = content.get_slice(name)
-        if any(length == 0 for _, length in ranges):  # a rank behind the end of a ragged tensor
+        if any(length == 0 for _, length in ranges):  # a rank past the end of a ragged tensor
             first = piece[tuple(slice(0, 1) for _ in ranges)]
             return torch.empty([length for _, length in ranges], dtype=first.dtype, device=first.device)
         part: torch.Tensor = piece[tuple(slice(start, start + length) for start, length in ranges)]
