@@ -156,7 +156,7 @@ _MOST_AXES = 4  # of more than one device: the number of strategies of an op mul
 
 
 def _checked_mesh(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Shape and axis names as tuples; InputError where they make no mesh."""
+    """Mesh shape and axis names as tuples; InputError if they are not those of a mesh."""
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if not shape or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in shape):
         raise InputError(f"mesh shape {shape} must be one or more positive integers, as in (4, 8)")

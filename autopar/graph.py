@@ -1,6 +1,6 @@
 """The annotated graph: which facts its nodes carry, and the questions every stage asks of a node.
 
-The graph is a `torch.fx.Graph`. Names in `node.meta`, the only place where they are listed:
+The graph is a `torch.fx.Graph`. This is the list of all names in `node.meta`:
 
 =============  ==========================================================================
 VAL            data-free value: a meta tensor (`requires_grad` set where a gradient flows),

@@ -159,7 +159,7 @@ class Layout:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether the value is whole on every rank."""
+        """Whether every rank holds the whole value."""
         return all(p.is_replicated for p in self.placements)
 
     @property

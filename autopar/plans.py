@@ -228,7 +228,7 @@ class Plan(Shown):
     comparison: tuple[Alternative, ...] = ()  # of `compare`
     tradeoff: tuple[TradeoffPoint, ...] = ()  # of `compare`, smallest budget first
     streams: tuple[Span, ...] = ()  # of `compare`
-    buckets: tuple[Bucket, ...] = ()  # parameters that are in none move alone
+    buckets: tuple[Bucket, ...] = ()  # a parameter in no bucket is moved by collectives of its own
     compiled: bool = False  # priced as torch.compile fuses it
     batch_dims: tuple[int, ...] = ()  # with inputs="local": for each output, the dim of the batch's rows; -1: none
     version: int = field(default=VERSION)

@@ -173,6 +173,6 @@ def _writes() -> bool:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A whole tensor on the CPU of rank 0, an empty one elsewhere."""
+    """Gather a tensor: the whole tensor on the CPU of rank 0, an empty one on other ranks."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().cpu() if _writes() else torch.empty(0)

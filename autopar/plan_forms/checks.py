@@ -217,7 +217,7 @@ def _negative(where: str, holder: object, names: Sequence[str]) -> Iterator[str]
 
 
 def _unfit(where: str, layout: Layout, mesh_shape: Sequence[int], shape: Sequence[int] | None) -> Iterator[str]:
-    """`shape`: None where it is not known."""
+    """Report a layout that does not fit the mesh or the tensor's `shape` (None: not known)."""
     if len(layout) != len(mesh_shape):
         yield f"{where} has layout {layout}, for {len(layout)} axes, and the mesh {len(mesh_shape)}"
     elif shape is not None and not layout.is_legal(shape, mesh_shape, ragged=True):
