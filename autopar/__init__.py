@@ -80,7 +80,7 @@ __all__ = [
     "simulate",
 ]
 
-_WHERE = {
+_WHERE = {  # name -> module of autopar that defines it; imported on first use
     "Adafactor": "runtime.dtensors.adafactor",
     "Checkpoint": "runtime.checkpoints",
     "ConstraintWarning": "solver.constraints.idle_constraints",

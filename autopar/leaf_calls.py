@@ -83,7 +83,7 @@ def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 _OPTIONS = {p.name for p in signature(checkpoint).parameters.values() if p.kind is p.KEYWORD_ONLY}
-_OPTIONS |= {"use_reentrant", "preserve_rng_state"}
+_OPTIONS |= {"use_reentrant", "preserve_rng_state"}  # of checkpoint itself, not passed to the function
 
 
 def _told(module: nn.Module) -> str:

@@ -19,7 +19,7 @@ from autopar.plan_forms.checks import damage
 from autopar.plan_forms.json_form import json_form, revived
 from autopar.plan_forms.shown import Shown
 
-VERSION = 1
+VERSION = 1  # of the JSON form; plans of other versions are refused
 
 
 @dataclass(frozen=True)

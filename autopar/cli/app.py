@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code or 0)
 
 
-_HERE = str(Path(autopar.__file__).parent)
+_HERE = str(Path(autopar.__file__).parent)  # warnings from files in this folder are autopar's
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from autopar.report.tables import show_seconds, table
 from autopar.report.text import comparison_table, tradeoff_table
 from autopar.sizes import show_bytes, show_bytes_up
 
-DOES_NOT_FIT = 3
+DOES_NOT_FIT = 3  # exit code of `check`
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan here, as JSON.")]

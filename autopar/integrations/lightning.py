@@ -29,7 +29,7 @@ from autopar.runtime.stored.carried import planned_of
 from autopar.runtime.stored.model_class import ATTRIBUTE
 from autopar.runtime.weights.materialising import materialise
 
-_AVERAGING = tuple(
+_AVERAGING = tuple(  # callbacks that copy the module before it is planned, and are refused
     getattr(callbacks, name)
     for name in ("StochasticWeightAveraging", "WeightAveraging")
     if hasattr(callbacks, name)  # older releases lack WeightAveraging

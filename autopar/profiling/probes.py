@@ -29,13 +29,13 @@ DTYPES = {
     "cpu": (torch.float32, torch.float64, torch.bfloat16),
     "cuda": (torch.bfloat16, torch.float16, torch.float32, torch.float64),
 }
-_LARGEST_PRODUCT = {"cpu": 1024, "cuda": 8192}
-_ACTIVATION = {"cpu": (512, 512), "cuda": (8192, 4096)}
-_HIDDEN_ELEMENTS = {"cpu": 3 << 18, "cuda": 1 << 25}
+_LARGEST_PRODUCT = {"cpu": 1024, "cuda": 8192}  # rows and columns of a square product, at most
+_ACTIVATION = {"cpu": (512, 512), "cuda": (8192, 4096)}  # shape of the tensors of pointwise ops
+_HIDDEN_ELEMENTS = {"cpu": 3 << 18, "cuda": 1 << 25}  # of the pointwise ops between two collectives
 _ATTENTION = {"cpu": (2, 4, 256, 64), "cuda": (4, 16, 2048, 128)}  # batch, heads, sequence, head dim
-_UPDATED_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}
-_COLD_BYTES = 64 << 20
-_COLLECTIVE_BYTES = {
+_UPDATED_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}  # of the parameter in an optimizer step
+_COLD_BYTES = 64 << 20  # operands through which a probe cycles, so that a cache does not hold the next ones
+_COLLECTIVE_BYTES = {  # of the whole tensor
     "cpu": (4 << 10, 32 << 20, 1 << 20, 64 << 10, 8 << 20),
     "cuda": (64 << 10, 128 << 20, 1 << 20, 16 << 20),
 }  # the smallest and the largest first: the sizes after them are skipped if time is short

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-WIDTH = 100
+WIDTH = 100  # of a report, in columns
 
 
 def table(

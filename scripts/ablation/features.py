@@ -42,7 +42,7 @@ from autopar.precision import Precision
 
 NO_RECOMPUTE = "recompute:* = never"
 MICRO_BATCHES = (1, 2, 4)
-_UNBOUNDED_BYTES = 1 << 60
+_UNBOUNDED_BYTES = 1 << 60  # a budget that never binds
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 MICRO_BATCHES = 4
-CLIP, RATE, WARM_UP = 0.5, 1e-3, 10
+CLIP, RATE, WARM_UP = 0.5, 1e-3, 10  # gradient norm, learning rate, steps of warm-up
 Inputs = dict[str, torch.Tensor]
 
 

@@ -33,7 +33,7 @@ from resume import ByteModel
 
 from autopar import latest_checkpoint, load_checkpoint
 
-STEPS, EVERY = 60, 4
+STEPS, EVERY = 60, 4  # steps of a run; steps between checkpoints
 ROUNDING = 1e-9  # float64 over some dozens of steps, relative to a loss of about 4
 SCHEMES = ((), ("fsdp",), ("tp",), ("ddp",))
 COLUMNS = (

@@ -44,7 +44,7 @@ from autopar.report.tables import table
 from autopar.sizes import show_bytes
 
 Batch = dict[str, torch.Tensor]
-WARM_UP = 3
+WARM_UP = 3  # steps before timing; the last of them measures the peak
 
 
 @dataclass(frozen=True)

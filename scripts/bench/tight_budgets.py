@@ -27,7 +27,7 @@ from autopar.sizes import show_bytes
 
 MESHES = (8,), (2, 4), (8, 8)
 BETWEEN = (0.02, 0.1, 0.3, 0.6)
-NONE = 2**60
+NONE = 2**60  # bytes: a budget that never binds
 
 
 def solved(prepared: Prepared, budget: int) -> tuple[Plan, float]:

@@ -60,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
 DEPTHS = (2, 8, 32, 128)
 COMPARED = tuple(name for name in MODELS if name != "deepseek-v3")
 BATCH, LENGTH = 2, 512
-_ENOUGH_SECONDS = 30
+_ENOUGH_SECONDS = 30  # after so much CPU time a measurement is not repeated
 
 
 def make(name: str, layers: int | None = None) -> tuple[nn.Module, dict[str, torch.Tensor]]:
