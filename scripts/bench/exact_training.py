@@ -17,7 +17,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def varied(inputs: Inputs, number: int) -> Inputs:
-    """Different data of the same shapes, by `number`: new random floats; tokens and labels with rows permuted."""
+    """Different data of the same shapes, by `number`: new random floats; tokens and labels permuted and shifted."""
     generator = torch.Generator().manual_seed(number)
     order = torch.randperm(next(iter(inputs.values())).shape[0], generator=generator)
     made = {}
