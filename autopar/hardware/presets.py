@@ -86,12 +86,7 @@ def _gpu(
 
 
 _A100 = _gpu("a100-80", 78.5, 312, 19.5, 19.5, 2039, 108, efficiency=0.8, attention=0.7)
-_HOPPER = {
-    "efficiency": 0.7,
-    "attention": 0.45,
-    "pointwise": 0.68,
-    "update": 0.76,
-}  # shares of peak rates: see h100-80 above
+_HOPPER = {"efficiency": 0.7, "attention": 0.45, "pointwise": 0.68, "update": 0.76}  # see h100-80 above
 _H100 = _gpu("h100-80", 78.5, 989, 67, 67, 3350, 132, **_HOPPER)
 
 NETWORKS: dict[str, tuple[float, float]] = {

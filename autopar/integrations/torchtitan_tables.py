@@ -111,7 +111,7 @@ TABLES: dict[str, type] = {
     "checkpoint": CheckpointTable,
     "autopar": OwnTable,
 }
-_RENAMED = {"training.batch_size": "local_batch_size", "checkpoint.enable_checkpoint": "enable"}  # old
+_RENAMED = {"training.batch_size": "local_batch_size", "checkpoint.enable_checkpoint": "enable"}  # old names
 _OFF: dict[str, tuple[object, ...]] = {  # features that autopar lacks, with the values that turn them off
     "profiling.enable_profiling": (False,),
     "profiling.enable_memory_snapshot": (False,),
