@@ -1,4 +1,4 @@
-"""The two calls: `plan` decides, `autoparallelize` decides and runs. One line a stage, top to bottom."""
+"""The public calls: `plan`, `compare`, `search` and `simulate` only plan, `autoparallelize` also runs the plan."""
 
 from __future__ import annotations
 
@@ -263,7 +263,8 @@ def autoparallelize(
         agree(device, digests, error)
 
     def decide(model: nn.Module, traced: Traced, watch: Stopwatch, **given: Any) -> Plan:
-        """Rank 0 alone plans; `given`: what an earlier plan of the model has settled, as `Prepared.solve` takes it."""
+        """Solve on rank 0 and send the plan to all ranks. `given`: arguments of `Prepared.solve` that an earlier
+        plan of the model determines."""
 
         def solved() -> str:
             return prepare(model, traced, request, watch).solve(**given).to_json()
@@ -280,7 +281,8 @@ def autoparallelize(
         entry: Entry,
         rows: Mapping[str, int],
     ) -> tuple[Traced, Plan]:
-        """Trace what is called now, and plan it around the stored parameters, as a trace that does the same was."""
+        """Trace a later call of another kind. Reuse the plan of an earlier trace that does the same; else plan with
+        the storage of parameters pinned."""
         watch = Stopwatch()
         error: Exception | None = None
         try:

@@ -100,7 +100,7 @@ class Cluster:
                 f"{type(mesh).__name__}"
             )
         device, node = PRESETS[_preset_of_device(mesh.device_type)]
-        # torchrun knows how many ranks share a host
+        # torchrun says how many ranks share a host
         node = replace(node, devices=number_in("LOCAL_WORLD_SIZE", node.devices))
         shape, names = _checked_mesh(tuple(mesh.mesh.shape), mesh.mesh_dim_names)
         axes = node.axes(shape, names, mesh.mesh.flatten().tolist())
@@ -143,7 +143,7 @@ class Cluster:
 
 
 def _in_whole(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts as whole numbers where they are written as others: JSON has no kinds of numbers, and 8e10 is one."""
+    """Convert counts that JSON reads as floats to int: somebody may write 8e10 for a number of bytes."""
     counts = ("memory_bytes", "processors", "size")
     return {
         name: int(value) if name in counts and isinstance(value, float) and value.is_integer() else value
@@ -151,12 +151,12 @@ def _in_whole(figures: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_MOST_DEVICES = 1 << 20  # where a preset's ranks lie takes a second for every million and axis
-_MOST_AXES = 4
+_MOST_DEVICES = 1 << 20  # of a mesh: finding the nodes of a preset's ranks takes 1 s per million ranks and axis
+_MOST_AXES = 4  # of more than one device: the number of strategies of an op multiplies with each of them
 
 
 def _checked_mesh(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Shape and axis names as tuples; InputError where they make no mesh."""
+    """Mesh shape and axis names as tuples; InputError if they are not those of a mesh."""
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if not shape or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in shape):
         raise InputError(f"mesh shape {shape} must be one or more positive integers, as in (4, 8)")
@@ -181,7 +181,7 @@ def _checked_mesh(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], tuple[s
 
 
 def _preset_of_device(kind: str) -> str:
-    """The preset of this process's device."""
+    """The name of the preset for this process's device."""
     if kind == "cpu":
         return "cpu"
     import torch

@@ -63,14 +63,14 @@ class TimeLimitError(AutoparError):
 
 
 class BudgetBounds(TypedDict):
-    """What an error says of budgets, for whoever keeps it as a result."""
+    """The budgets that an error names, as fields of a result."""
 
     smallest_budget_bytes: int | None
     budget_lower_bound_bytes: int | None
 
 
 def budget_bounds(error: AutoparError) -> BudgetBounds:
-    """None and None where the error is no `InfeasibleError`."""
+    """The budgets that an error names; None for both unless it is an `InfeasibleError`."""
     names = ("smallest_budget_bytes", "budget_lower_bound_bytes")
     smallest, lower = (getattr(error, name, None) for name in names)
     return {"smallest_budget_bytes": smallest, "budget_lower_bound_bytes": lower}
