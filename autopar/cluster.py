@@ -87,10 +87,10 @@ class Cluster:
 
     @staticmethod
     def of(mesh: Any) -> Cluster:
-        """The cluster behind `mesh`: a Cluster is itself, a `torch.distributed` DeviceMesh finds its preset.
+        """The cluster of a mesh: a `Cluster` is returned as it is; for a `torch.distributed` DeviceMesh, a preset is chosen.
 
-        A mesh of GPUs is known by the name of this process's device; InputError asks for a profile where no preset has
-        that name.
+        For GPUs the preset is found by the name of this process's device. Raises InputError, which asks for a profile,
+        if no preset has that name.
         """
         if isinstance(mesh, Cluster):
             return mesh
@@ -107,12 +107,12 @@ class Cluster:
         return Cluster(device, axes, source=f"preset {device.name}, by the device of the mesh")
 
     def save(self, path: str | Path) -> None:
-        """Write the cluster as JSON; InputError where it cannot be written."""
+        """Write the cluster as JSON; raises InputError if the file cannot be written."""
         write_text("the cluster", path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Cluster:
-        """Read a cluster that `save` wrote; InputError, which names the file, where it is missing or none."""
+        """Read a cluster that `save` wrote; raises InputError, which names the file, if that is missing or no cluster."""
         file = path_of("a cluster", path)
         try:
             return Cluster.from_dict(json.loads(file.read_text()))
@@ -125,7 +125,7 @@ class Cluster:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Cluster:
-        """The cluster that `to_dict` gave; InputError for what is none, or has figures that none can have.
+        """The cluster that `to_dict` gave; raises InputError for other data, and for impossible figures.
 
         >>> cluster = Cluster.preset("cpu", (2, 2))
         >>> Cluster.from_dict(cluster.to_dict()) == cluster
