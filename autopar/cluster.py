@@ -87,7 +87,7 @@ class Cluster:
 
     @staticmethod
     def of(mesh: Any) -> Cluster:
-        """The cluster of a mesh: a `Cluster` is returned as it is; for a `torch.distributed` DeviceMesh, a preset is chosen.
+        """The cluster of a mesh: a `Cluster` itself; for a `torch.distributed` DeviceMesh, a preset.
 
         For GPUs the preset is found by the name of this process's device. Raises InputError, which asks for a profile,
         if no preset has that name.
@@ -112,7 +112,7 @@ class Cluster:
 
     @staticmethod
     def load(path: str | Path) -> Cluster:
-        """Read a cluster that `save` wrote; raises InputError, which names the file, if that is missing or no cluster."""
+        """Read a cluster that `save` wrote; InputError names the file if it is missing or no cluster."""
         file = path_of("a cluster", path)
         try:
             return Cluster.from_dict(json.loads(file.read_text()))
