@@ -14,7 +14,7 @@ MOST = 1.1  # the rows may be at most this multiple of the predicted peak; small
 
 
 class Again(nn.Module):
-    """One block applied many times; only with a product before it (`behind`) does the first one make an input gradient."""
+    """One block applied many times; after a product (`behind`) its first application makes an input gradient too."""
 
     def __init__(self, times: int, behind: bool) -> None:
         super().__init__()
