@@ -1,4 +1,4 @@
-"""The plan notes where attention only reads a mask because an input might contain one."""
+"""The plan notes where attention only reads a mask because an input might require one."""
 
 from __future__ import annotations
 

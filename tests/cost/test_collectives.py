@@ -111,7 +111,7 @@ def test_copies_of_a_bucket_move_what_goes_in_and_what_comes_out(kind: str) -> N
     axis, device, handed = cluster.axes[0], cluster.device, 1 << 26
     out = {"all_gather": 8 * handed, "reduce_scatter": handed / 8, "all_to_all": handed, "all_reduce": 0}[kind]
     assert copies_seconds(kind, handed, axis, device) == pytest.approx(2 * (handed + out) / device.bytes_per_s)
-    # one kernel copies in for a whole bucket; an all-reduce has no such copy
+    # one kernel copies a whole bucket in, so each tensor only pays for its copy out, which an all-reduce does not need
     into_at_once = device.launch_seconds * (kind != "all_reduce")
     assert copies_seconds(kind, handed, MEASURED, device) == into_at_once
     cpu = replace(device, kind="cpu")

@@ -49,7 +49,7 @@ def deviation(
             state[name] = part.detach().clone().requires_grad_(tensor.requires_grad)
         values = [inputs[node.name] for node in traced.graph.nodes if node.op == "placeholder"]
         key = (torch.tensor(7),) if lowered.takes_key else ()
-        # no transit: no buckets, each parameter is gathered on its own
+        # None: no transit, so every bucket is converted where it is read
         mine = lowered.module(*values, *state.values(), None, *key)[0]
         errors = [_relative(mine.detach(), loss.detach())]
         if mine.requires_grad:

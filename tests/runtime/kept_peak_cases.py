@@ -1,4 +1,4 @@
-"""Ranks whose peak includes tensors that ops save beside inputs and results: contiguous copies, routes of experts."""
+"""Ranks whose peak includes tensors that ops save besides inputs and results: contiguous copies, routes of experts."""
 
 from __future__ import annotations
 

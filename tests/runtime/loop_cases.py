@@ -1,4 +1,4 @@
-"""What training loops do beside calling the model, on real ranks, compared with the same loop in one process."""
+"""What training loops do besides calling the model, on real ranks, compared with the same loop in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that differ from the traced one, and what loops do beside calling, give the results of one process."""
+"""Calls that differ from the traced one, and what loops do besides calling, give the results of one process."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from autopar.runtime.communication.unwanted import end_those_left, leave
 
 
 class Under:
-    """Stands for a flight that ends with `end`."""
+    """Replaces a flight, and records the threads that abandon it."""
 
     def __init__(self) -> None:
         self.ended_by: list[int] = []

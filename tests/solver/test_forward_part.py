@@ -103,7 +103,7 @@ def test_rows_of_several_micro_batches(name: str) -> None:
 
 
 def test_nothing_is_asked_of_forward_where_all_that_is_read_is_trained_or_kept() -> None:
-    """Nor is there a bucket of several blocks."""
+    """This holds if no bucket spans several blocks."""
     ids = torch.empty(32, dtype=torch.long, device="meta")
     for frozen in ("nothing", "head"):
         module = on_meta(Tuned, lambda name, some=frozen: name == f"{some}.weight", 3, False, False)
