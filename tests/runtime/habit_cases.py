@@ -103,8 +103,8 @@ def values_read(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def hooks_and_flags_of_parameters(prepare: Prepare) -> list[torch.Tensor]:
-    """Attributes and hooks that scripts set on parameters of the plain model: which ones decay, and scaled
-    gradients."""
+    """Scripts flag parameters and register hooks on them before planning: flags exclude some from weight decay, hooks
+    scale gradients."""
 
     def tripled(parameter: torch.Tensor) -> None:
         parameter.grad.mul_(3.0)

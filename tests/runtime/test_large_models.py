@@ -29,7 +29,7 @@ def test_values_are_one_process(name: str, preset: str, two: list[dict[str, Any]
         assert not found["generators_differ"]
         assert not found["tied_apart"]
         assert found["loss_error"] < 1e-6
-        # Bytes that a rank holds beyond its shards: no whole parameter stays alive.
+        # Bytes of the storages behind a rank's shards: none of them keeps a whole parameter alive.
         assert (
             found["share"] == pytest.approx(1) if preset == "ddp" else found["share"] < (0.6 if name != "odd" else 0.8)
         )
@@ -56,7 +56,7 @@ def test_a_checkpoint_fills_what_nothing_was_drawn_for(two: list[dict[str, Any]]
 
 
 def test_no_rank_holds_the_whole_model(two: list[dict[str, Any]]) -> None:
-    """At most half of the model, and one of 64 layers with the numbers drawn for it."""
+    """A rank holds half of the model, and one of 64 layers with the numbers drawn for it."""
     for found in values(two, "never_whole"):
         assert 0.5 <= found["share"] < 0.6
 
