@@ -188,8 +188,7 @@ def test_the_report_tells_which_tracer_its_rows_are_of():
 
 
 def test_boxes_are_suppressed_by_better_ones_that_are_kept():
-    """The substitute for torchvision's operator, where its compiled extension cannot be loaded, against the
-    definition."""
+    """The substitute for torchvision's operator, without its compiled extension, against the definition."""
 
     def overlap(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         sides = torch.minimum(first[2:], second[2:]) - torch.maximum(first[:2], second[:2])

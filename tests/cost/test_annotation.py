@@ -197,8 +197,7 @@ def test_an_op_that_needs_data_is_estimated() -> None:
 
 
 def leaf_graph(leaf: nn.Module) -> tuple[torch.fx.Graph, nn.Module]:
-    """The graph of one call of a leaf module on a tensor that needs a gradient, and a root module that holds the
-    leaf."""
+    """The graph of one call of a leaf module on a tensor that needs a gradient, and a root that holds it."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = meta_tensor(4, 8)

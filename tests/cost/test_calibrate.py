@@ -122,8 +122,7 @@ def test_a_busy_machine_is_measured_with_fewer_repeats(monkeypatch: pytest.Monke
 
 
 def test_of_times_that_are_mostly_hidden_the_spread_is_one_of_their_mean() -> None:
-    """The time of a collective beside compute is a difference and may be 0 in most repeats, hence so may be the
-    median."""
+    """The time of a collective beside compute is a difference, and may be 0 in most repeats, as the median was."""
     measuring = calibrate._Measuring(None, "cpu", 1.0, "wall", print)
     mean = measuring._kept("all_reduce", [1e-7] * 60 + [8e-3] * 40)
     assert mean == pytest.approx(30 / 90 * 8e-3, rel=1e-3)

@@ -59,8 +59,7 @@ def run(buckets: list[list[int]]) -> list[Sent]:
 
 @given(st.lists(st.integers(1, 4096), max_size=30))
 def test_small_buckets_hold_no_more_than_large_ones(sizes: list[int]) -> None:
-    """At its turn a bucket holds its gradients and as many bytes of input; for the largest bucket this is the
-    maximum."""
+    """At its turn a bucket holds its gradients and as much input; for the largest bucket that is the maximum."""
     flights: list[Sent] = []
     for turn, size in enumerate(sizes):
         for one in due(flights, size):

@@ -77,8 +77,7 @@ def test_the_report_tells_of_them() -> None:
 
 
 def test_states_of_what_other_graphs_train_count_once_under_all_names() -> None:
-    """Two AdamW states for each element, whole or sharded like its parameter; excludes what this graph trains
-    itself."""
+    """Two AdamW states for each element, whole or sharded like its parameter; without what this graph trains."""
     model = spare()
     graph = trace(model, {"x": torch.empty(32, 64)}).graph
     pinned = {f"{name}.weight": Layout.parse("S0") for name in ("spare", "again")}

@@ -64,8 +64,7 @@ IS_OF_KIND: dict[str, Callable[[Plan], bool]] = {
 
 
 def eager_cluster(shape: tuple[int, ...], preset_name: str = "cpu") -> autopar.Cluster:
-    """A cluster of slow devices on a fast network without latency, where sharding pays even for a few thousand
-    weights."""
+    """A cluster of slow devices on a fast network without latency, where sharding pays even for few weights."""
     preset = autopar.Cluster.preset(preset_name, shape=shape)
     device = replace(
         preset.device, launch_seconds=0.0, bytes_per_s=1e9, flops_per_s=dict.fromkeys(preset.device.flops_per_s, 1e9)

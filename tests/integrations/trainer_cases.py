@@ -131,7 +131,7 @@ def predicted(folder: Path, *, planned: bool) -> list[float]:
 
 
 def padded(folder: Path, *, planned: bool) -> list[float]:
-    """Losses and gradient norms if batches of a step have different numbers of labels, then the loss of an evaluation."""
+    """Losses and gradient norms if batches of a step have different numbers of labels, then an evaluation loss."""
     trainer = trainer_of(folder, planned=planned, rows=Padded)
     trainer.train()
     norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]

@@ -19,8 +19,7 @@ class Scores(nn.Linear):
 
 
 def advised() -> list[list[str]]:
-    """The advice added to errors of torch: an outside loss, averages by hand, mixed lists, a slice, a gradient
-    scaler."""
+    """The advice added to errors of torch: an outside loss, averages by hand, mixed lists, a slice, a scaler."""
     model = planned("fsdp", Halves().double())
     model(ROWS)["x"].sum().backward()
     output = model(ROWS)["x"]

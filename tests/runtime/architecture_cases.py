@@ -46,8 +46,7 @@ def loss_and_gradients(model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, 
 
 
 def deviations(name: str) -> dict[str, dict[str, Any]]:
-    """For each kind of plan the largest difference of the loss or a gradient, relative to the tensor's largest
-    value."""
+    """For each kind of plan the largest difference of the loss or a gradient, relative to the largest value."""
     found = {}
     with Promotion(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of libraries, and of ops without a rule, which other tests check

@@ -83,8 +83,7 @@ def outcome(model: nn.Module, write: Callable[[Iterable[nn.Parameter]], None], n
 
 
 def written(scheme: str) -> dict[str, Any]:
-    """For each way of writing and set of parameters: the errors of one process and of the ranks, or how far gradients
-    differ."""
+    """For each way and set of parameters: errors of one process and of the ranks, or how far gradients differ."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     example = {"x": torch.randn(8, 16, dtype=torch.float64)}
     alone, model = built(), autopar.autoparallelize(built(), example, mesh, constraints=scheme)

@@ -204,8 +204,7 @@ def planned_twice() -> str:
 
 
 def more_kinds_than_are_kept() -> dict[str, Any]:
-    """A copy is called in many ways, then the model in others; neither keeps graphs alive that the cache has
-    evicted."""
+    """A copy is called in many ways, then the model in others; neither keeps evicted graphs alive."""
     model, alone = planned("ddp"), built()
     copied, programs = copy.deepcopy(model), planned_of(model).programs
     error, graphs = 0.0, []

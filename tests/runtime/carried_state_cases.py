@@ -139,8 +139,7 @@ def compiled() -> float:
 
 
 def checkpointed() -> float:
-    """Compared with a model without checkpointing: in eager mode the recomputation would advance the state once
-    more."""
+    """Compared with a model without checkpointing: in eager mode recomputation would advance the state again."""
     planned, _ = pair(models.Checkpointed, {"x": X}, "fsdp")
     _, alone = pair(models.Stacked, {"x": X}, "fsdp")
     return max(step(planned, alone, lambda model, i=i: model(X + i)) for i in range(3))
@@ -204,8 +203,7 @@ def read_late(inputs: str) -> float:
 
 
 def asked_by_the_loop(inputs: str) -> float:
-    """A loss that the loop makes of a state: with rows of its own on each rank, gradients are averaged as of any
-    loss."""
+    """A loss that the loop makes of a state: where ranks have their own rows, gradients are averaged."""
     planned, alone = pair(models.Undetached, {"x": X}, "ddp", inputs=inputs)
     x = {planned: X if inputs == "global" else X[4 * dist.get_rank() :][:4], alone: X}
     worst = 0.0

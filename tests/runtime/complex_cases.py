@@ -65,8 +65,7 @@ class Doubled(nn.Module):
 
 
 def conjugate_inputs() -> float:
-    """Inputs that are lazy views: with the conjugate bit set, and imaginary parts of these, with the negative bit
-    set."""
+    """Inputs that are lazy views: with the conjugate bit, and their imaginary parts, with the negative bit."""
     pairs = torch.complex(ROWS, ROWS + 1)
     models: list[nn.Module] = []
     for kind, x in ((Doubled, pairs), (Net, ROWS)):

@@ -69,8 +69,7 @@ def data_of_a_plain_tensor(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def values_drawn_again(prepare: Prepare) -> list[torch.Tensor]:
-    """Weights are initialised anew, once with generators that differ by rank; noise is added to them and to
-    gradients."""
+    """Weights are initialised anew, once with generators that differ by rank; noise is added, also to gradients."""
 
     def init(module: nn.Module) -> None:
         if isinstance(module, nn.Linear):

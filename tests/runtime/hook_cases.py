@@ -124,8 +124,7 @@ class Activated(torch.nn.Module):
 
 
 def copies_changed() -> dict[str, list[str]]:
-    """Errors of a deep copy changed before its first call, of the model itself then, and of a deep copy of the changed
-    model."""
+    """Errors of a deep copy changed before its first call, of its unchanged model, and of a copy of a changed model."""
     changes: dict[str, Callable[[Any], Any]] = {
         "nothing": lambda model: None,
         "replaced": lambda model: setattr(model, "act", torch.nn.GELU()),

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Case:
-    """`op` on the global `tensors` (they replace `...` in `args`), with the layouts `inputs`; results have
-    `outputs`."""
+    """`op` on the global `tensors` (they replace `...` in `args`) in layouts `inputs`; results in `outputs`."""
 
     name: str
     local: str
@@ -236,8 +235,7 @@ def _attention(mesh: tuple[int, ...]) -> Iterator[Case]:
 
 
 def _causal(mesh: tuple[int, ...], heads: tuple[torch.Tensor, ...]) -> Iterator[Case]:
-    """Queries sharded over all axes: shards of even and odd length, single queries, and cases without a fused
-    kernel."""
+    """Queries sharded over all axes: shards of even and odd length, single queries, and no fused kernel."""
     whole = _on(mesh, "R+", "R+")
     layouts = (_on(mesh, "S2", f"S2@{mesh[0]}"), whole, whole)
     odd = 3 * math.prod(mesh)

@@ -52,8 +52,7 @@ def in_buckets() -> dict[str, Any]:
 
 
 def gathers_over_two_axes() -> dict[str, Any]:
-    """The order in which a forward begins gathers, waits for them and runs products: three buckets, two collectives
-    each."""
+    """The order in which forward begins gathers, waits for them and runs products; three buckets of two collectives."""
     layout, log = Layout.parse("R+,R+"), list[str]()
     buckets = [
         Bucket(names, (layout,) * len(names))
@@ -93,8 +92,7 @@ def reductions(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
 
 
 def accumulation() -> dict[str, Any]:
-    """Several backward passes before a step: gradients are reduced in the last one, by `no_sync` or the plan's
-    count."""
+    """Several backward passes before a step: gradients are reduced in the last, by `no_sync` or the plan's count."""
     moved, errors = {}, []
     for how, micro_batches in (("no_sync", 1), ("counted", 3)):
         alone = reference()
@@ -178,8 +176,7 @@ def zeroed_between() -> dict[str, float]:
 
 
 def closures() -> dict[str, Any]:
-    """A step whose closure runs the last backward has all gradients; one whose closure leaves some waiting is
-    refused."""
+    """A step whose closure runs the last backward has all gradients; others are refused."""
     alone, found = reference(), {}
     model, *_ = applied((2,), ("dp",), buckets=BUCKETS["dp"], micro_batches=2)
     for trained in (alone, model):

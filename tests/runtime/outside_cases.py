@@ -61,8 +61,7 @@ def formatted() -> list[str]:
 
 
 def compared() -> list[bool]:
-    """`torch.equal` and `torch.allclose` with tensors of another layout, plain tensors, and some that differ on a
-    rank."""
+    """`torch.equal` and `torch.allclose` with tensors of another layout, plain ones, and some that differ by rank."""
     mesh, whole = init_device_mesh("cpu", (2,)), torch.arange(35.0).view(7, 5)
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 5))
     model[0].weight.data = whole.clone()

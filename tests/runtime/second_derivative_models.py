@@ -78,8 +78,7 @@ class Laplacian(Energy):
 
 
 class Pushed(Energy):
-    """A descent step on its own energy, by a tensor that forward makes; what read that tensor before is not
-    involved."""
+    """A descent step on its own energy, by a tensor that forward makes; its earlier readers are not involved."""
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         start = x.detach() * 2

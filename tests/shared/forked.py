@@ -99,8 +99,7 @@ def run_ranks(
 
 
 def run_script(path: Path, *words: str, folder: Path, ranks: int = 1, timeout_seconds: float = 300) -> None:
-    """Run a script as `torchrun --nproc-per-node RANKS path words` would in this folder, or `python path words` for
-    one."""
+    """Run a script as `torchrun --nproc-per-node RANKS path words` would in this folder, or as `python path words`."""
     run_ranks(_script, path, words, folder, ranks=ranks, environment={}, timeout_seconds=timeout_seconds)
 
 

@@ -48,8 +48,7 @@ def test_rows_of_calls(mesh: tuple[int, ...]) -> None:
 
 
 def test_no_more_than_the_part_of_a_rank_is_cast() -> None:
-    """The input itself counts with the bytes of the dtype that it is given in, in every layout: a rank casts its shard
-    alone."""
+    """An input counts with the bytes of the dtype it is given in, in every layout: a rank only casts its shard."""
     plain, twice = (cast((4,), dtype) for dtype in (torch.float32, torch.float64))
     size = 64 * 32 * 4
     for one, expected in ((plain, size), (twice, 2 * size)):

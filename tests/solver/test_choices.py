@@ -49,8 +49,7 @@ def test_equivalent_choices_stay_together() -> None:
 
 def hidden() -> Program:
     """Two ops. The first either moves its weight, which takes 10 seconds of which compute hides at most 3, or takes 6
-    seconds more. The relaxation mixes the second for its size, which is worth little; one of its choices is
-    dominated."""
+    seconds more. The relaxation mixes the second for its size, which is worth little, and one of its choices is bad."""
     found = Program()
     first, second = ([found.variable(f"x.{op}.{i}", integer=True) for i in range(2 + op)] for op in range(2))
     weight = found.variable("x.weight", lower=1.0)
@@ -152,8 +151,7 @@ def _groups(asked: Program) -> list[set[int]]:
 def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(
     few: int, most: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten graphs in which every node is branched on choices until its relaxation is integral or HiGHS solves it as a
-    MIP."""
+    """Ten graphs in which every node is branched on choices until its relaxation is integral or HiGHS solves it."""
     cuts, split, begun, begin = [], Choices.split, [], incumbent.Incumbent.begin
     for module, name, value in ((incumbent, "FEW", few), (search, "_SMALL", 0.0), (branching, "_ROUND", 1)):
         monkeypatch.setattr(module, name, value)

@@ -42,8 +42,7 @@ def _gemma2(layers: int) -> Any:
 
 
 def _t5(layers: int) -> Any:
-    """Two stacks; the first layer of each makes a bias that its stack shares, and all decoder layers read the encoder's
-    result."""
+    """Two stacks; the first layer of each makes its stack's shared bias, and all decoder layers read the encoder."""
     sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "vocab_size": 256}
     config = transformers.T5Config(**sizes, num_layers=layers, decoder_start_token_id=0, use_cache=False)
     return transformers.T5ForConditionalGeneration(config)

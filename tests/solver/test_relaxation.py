@@ -124,8 +124,7 @@ def test_the_whole_relaxation_is_solved_once_for_each_objective() -> None:
 
 
 def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row of a shared conversion also holds `kept`, so while the row is left out, no choice's dual value prices
-    it."""
+    """A shared conversion's row also holds `kept`, so while it is left out, no dual value of a choice prices it."""
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     asked = Program()
     source, reader = ([asked.variable(name) for _ in range(2)] for name in "xy")

@@ -88,8 +88,7 @@ def test_rows_of_what_conversions_stage(mesh: tuple[int, ...]) -> None:
 
 
 def test_equal_blocks_count_as_much_as_blocks_told_apart() -> None:
-    """Also at recompute levels that no block uses, and where one block's gradients are freed as the next one's
-    arise."""
+    """Also at recompute levels that no block uses, and where one block's gradients go as the next one's come."""
     asked, draw = toy_of(ready("gpt2-4", 4)), random.Random(0)
     folded, single = asked.problem(), asked.problem(fold=False)
     one, other = Fixed(folded), Fixed(single)

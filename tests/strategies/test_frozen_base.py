@@ -58,8 +58,7 @@ def test_only_the_adapters_gradients_are_reduced(preset: str) -> None:
 
 
 def test_tensor_parallel_sums_no_more_than_activations() -> None:
-    """Backward has at most an all-reduce of the input gradient of each trained branch; none for the frozen
-    embedding."""
+    """Backward has at most an all-reduce of the input gradient of each trained branch; none for frozen ones."""
     model, plan = planned("tp")
     moved = sum(c.bytes * c.count for c in plan.collectives if c.phase == "backward")
     activation = 4 * math.prod((16, 256, 512))

@@ -1,5 +1,4 @@
-"""The graph contains what changes gradients or dtypes implicitly: autograd functions, no_grad, autocast,
-checkpoints."""
+"""The graph has what changes gradients or dtypes implicitly: autograd functions, no_grad, autocast, checkpoints."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ NAMES = (
 
 
 def facts(graph):
-    """All information in a graph's nodes; of tensors shapes, strides, dtypes, `requires_grad`, offsets, known
-    values."""
+    """All information in a graph's nodes; for tensors their metadata and known values."""
 
     def shown(value):
         if isinstance(value, torch.Tensor):
