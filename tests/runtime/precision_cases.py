@@ -1,4 +1,4 @@
-"""Loss scaling, and the dtype in which gradients are summed, on real ranks."""
+"""Loss scaling, and the dtype in which gradients are reduced, on real ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ import autopar
 
 PRESETS = ("ddp", "fsdp", "tp")
 HALF = autopar.Precision(compute=torch.float16, reduction=torch.float32)
-STEPS, OVERFLOWS, SPOILT = 6, 2, 4  # the step whose sums overflow, and the one in which one rank's gradient is spoilt
+# `OVERFLOWS`: the step whose sums overflow; `SPOILT`: the step in which one rank's gradient gets an infinity
+STEPS, OVERFLOWS, SPOILT = 6, 2, 4
 
 
 class Net(nn.Module):
-    """A mean over the batch, of squares in float32. The first parameter is a number: no plan splits it."""
+    """A mean over the batch of squares in float32. The first parameter is a scalar, which no plan shards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Net(nn.Module):
 
 
 class Cast(Net):
-    """The same under autocast, which the trace sees."""
+    """The same under autocast, which the trace records."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -47,7 +48,7 @@ def built(kind: type[Net] = Net) -> Net:
 
 
 def rows(step: int) -> torch.Tensor:
-    """Those of the last rank alone overflow."""
+    """Rows of which only the last rank's overflow."""
     made = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
     if step == OVERFLOWS:
         made[4:] *= 300
@@ -64,7 +65,7 @@ def planned(preset: str, kind: type[Net] = Net, **options: Any) -> nn.Module:
 
 
 def scaled(model: nn.Module, x: Callable[[int], torch.Tensor]) -> dict[str, Any]:
-    """Train with a scaler; the scales, and the steps that changed nothing."""
+    """Train with a gradient scaler: the scales, and the steps that changed no parameter."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**13, growth_interval=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scales, skipped = [], []
@@ -85,7 +86,7 @@ def scaled(model: nn.Module, x: Callable[[int], torch.Tensor]) -> dict[str, Any]
 
 
 def spoil(model: nn.Module) -> None:
-    """An infinity in a gradient: of the last rank alone where ranks hold parts of it, as copies are the same."""
+    """Put an infinity into a gradient: on the last rank alone if it is sharded, since replicas are equal."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     split = [g for g in gradients if isinstance(g, DTensor) and any(p.is_shard() for p in g.placements)]
     if not split or dist.get_rank() == dist.get_world_size() - 1:
@@ -104,7 +105,7 @@ def scaler(preset: str) -> dict[str, Any]:
 
 
 class Halved(nn.Module):
-    """One process whose parameters are cast where they are used, as the plan does."""
+    """A model in one process that casts parameters where they are used, as the plan does."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class Halved(nn.Module):
 
 
 class Reduced(TorchDispatchMode):
-    """The dtypes of sums over ranks of more than one number."""
+    """Records the dtypes of reductions over ranks of more than one element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +134,7 @@ class Reduced(TorchDispatchMode):
 def reduction(preset: str, dtype: torch.dtype) -> list[str]:
     precision = autopar.Precision(compute=torch.bfloat16, reduction=dtype)
     model = planned(preset, precision=precision)
-    model(rows(0))  # what is agreed on once
+    model(rows(0))  # checks that are made only once
     loss = model(rows(0))
     with Reduced() as reduced:
         loss.backward()

@@ -1,5 +1,5 @@
-"""The predicted peak is that of steps on real ranks whose gradients hold it: those of micro-batches before, and those
-that are cast when all are there."""
+"""The predicted peak matches steps on real ranks where gradients make the peak: those of earlier micro-batches, and
+those that are cast once all exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("case", every(2, CASES[2]))
 def test_peak_is_the_predicted_one(ranks: list[dict[str, Any]], case: str) -> None:
-    # a weight's cast gradient is counted as if what its op read still lived
+    # the prediction counts a weight's cast gradient as if the input of its op still existed
     over = 0.025 if case in ("tp, bf16", "tp, cast") else 1e-5
     for rank in ranks:
         check_peak(rank[case], under=1e-5, over=over)

@@ -1,4 +1,4 @@
-"""Calls unlike the traced one, and what loops do beside calling, are as in one process."""
+"""Calls that differ from the traced one, and what loops do besides calling, give the results of one process."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ Two = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def two(request: pytest.FixtureRequest) -> Two:
-    """What two ranks found of a file of cases."""
+    """The results of two ranks for each file of cases."""
 
     @functools.cache
     def found(cases: str) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ def test_a_planned_model_is_not_planned_again(two: Two) -> None:
 def test_of_graphs_that_give_way_nothing_is_kept(two: Two) -> None:
     for rank in two(CALLS):
         found = rank["more_kinds_than_are_kept"]["value"]
-        assert found["kept"] == 16 and found["alive"] == list(range(6, 20))  # and that of the first call
+        assert found["kept"] == 16 and found["alive"] == list(range(6, 20))  # the graph of the first call is kept, too
         assert found["told"] and found["error"] < 1e-12
 
 

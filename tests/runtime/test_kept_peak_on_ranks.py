@@ -1,4 +1,4 @@
-"""Peaks of steps on ranks where ops keep more than what they read and make: as predicted."""
+"""The predicted peak matches steps on ranks where ops save more than their inputs and results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from check_peak import check_peak
 from kept_peak_cases import CASES
 from launch import launch, selected
 
-UNDER, OVER = 0.01, 0.06  # what a step may need beyond the prediction, and the prediction beyond a step
+UNDER, OVER = 0.01, 0.06  # fractions by which a step may exceed the prediction, and be below it
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Constraints that change nothing whatever else is asked are told; those that no tensor can meet are refused."""
+"""Constraints that can never have an effect cause a warning; those that no tensor can meet are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_some_can_have_is_not_told_whatever_else_is_asked(sign: str) -> Non
     problem = stack(2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConstraintWarning)
-        planned(problem, f"param:* {sign} S1")  # biases have no such dim
+        planned(problem, f"param:* {sign} S1")  # biases have only one dim, so S1 does not apply to them
         planned(problem, f"param:head.weight {sign} S1", "param:head.weight = S0")  # a pin is stronger
         planned(problem, f"param:head.weight {sign} R", "fsdp")
 
@@ -77,7 +77,7 @@ def test_a_pin_that_nothing_can_meet_cannot_hold() -> None:
     ("inputs", "text", "only"), [("global", "S0", "R"), ("local", "R", "S0"), ("local", "S1", "S0")]
 )
 def test_an_input_is_called_as_the_user_calls_it(inputs: Literal["global", "local"], text: str, only: str) -> None:
-    """A graph has no node of the name `input`, which the layers of torch take."""
+    """Errors use the user's name `input`: the graph cannot have a node of that name, though torch layers take it."""
     words = rf"'input:in\* = {text}' cannot hold: 'input' cannot have this layout, only {only}: inputs="
     with pytest.raises(InfeasibleError, match=words):
         plan(nn.Linear(8, 8), {"input": torch.ones(8, 8)}, cluster(2), inputs=inputs, constraints=f"input:in* = {text}")

@@ -1,4 +1,4 @@
-"""Which device data-free tensors say they are on: it decides branches, and must not make the graphs of ranks differ."""
+"""The device that data-free tensors claim: it decides branches, and must not make graphs differ between ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_ranks_on_different_devices_of_a_node_have_one_graph() -> None:
 
 
 def test_a_model_is_planned_for_gpus_as_it_runs_there() -> None:
-    """Its tensors are on the CPU here, or on none."""
+    """The model's tensors here are on the CPU or on the meta device."""
     for preset, op in (("h100", "tanh"), ("cpu", "sin")):
         for device in ("cpu", "meta"):
             request = request_of(Cluster.preset(preset, (2,)), precision="fp32")
@@ -38,7 +38,7 @@ def test_a_model_is_planned_for_gpus_as_it_runs_there() -> None:
 
 
 class Sure(nn.Module):
-    """A draw against a bound that decides it, which the trace finds out by numbers of its own."""
+    """A random draw against a bound that decides it, which the trace finds out by drawing numbers itself."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sin() if torch.rand([]) < 2 else x.tanh()

@@ -1,4 +1,4 @@
-"""What forward puts into lists, dicts and sets of its modules is not there behind a trace."""
+"""What forward puts into lists, dicts and sets of its modules is removed after a trace."""
 
 import collections
 import warnings
