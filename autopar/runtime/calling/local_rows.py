@@ -37,7 +37,7 @@ def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) 
     """Look at a call that is not as planned: what this rank has `passed`, and the `whole` batch it would be rows of.
 
     Raises InputError where some inputs are rows of the planned ones and others are all of them; warns where the first
-    call is of another batch than was planned.
+    call has other rows than were planned (of another length alone: padding).
     """
     if programs[0].plan.inputs != "local":
         return
@@ -53,7 +53,7 @@ def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) 
             f"rows, it would be {taken[name]} in all, where the example is {planned[name]}. Pass this rank's part "
             '(autopar.local_batch), keep what has no rows as a buffer of the model, or plan with inputs="global"'
         )
-    others = [name for name, shape in planned.items() if taken[name] != shape]
+    others = [name for name, shape in planned.items() if taken[name][:1] != shape[:1]]
     if others and torch.is_grad_enabled() and not any(program.checked for program in programs):
         name = others[0]
         warn(
