@@ -32,7 +32,8 @@ from autopar.solver.solving import Watch, solve
 def make_plan(model: ModelGraph, cluster: Cluster, asked: PlanRequest) -> Plan:
     """The fastest plan of a model's graph that fits the memory budget.
 
-    Of a graph with storage that is given already, constraints that name nothing are passed over.
+    Of a graph with storage that is given already, constraints that name nothing, or nothing that can be recomputed, are
+    passed over.
 
     Raises:
         InputError: the optimizer or the number of micro-batches cannot be, or a constraint matches nothing.
@@ -139,6 +140,6 @@ class _Planner:
         """What the constraints leave, and the blocks that are equal under them."""
         restricted = restrict(self.model.strategies, self.memory, constraints, self.cluster.axis_names)
         memory = replace(self.memory, repeats=repeats_under(self.model.graph, restricted.marks, self.model.repeats))
-        if self.model.train:
+        if self.model.train and self.model.pinned is None:  # a loop may freeze blocks before later calls
             check_recompute(constraints, memory, restricted)
         return memory, restricted

@@ -23,12 +23,12 @@ from autopar.tracing.leaves.loss_owners import modules_of
 
 def request_beside(plan: Plan, request: Request) -> Request:
     """What calls of another kind than a given plan's are planned for: its leaves, which are part of its graph, and its
-    budget where none is asked for."""
+    other constraints and its budget where none are asked for."""
     leaves, _ = split_requests(plan.constraints)
     asked = request.memory_budget_bytes
     return replace(
         request,
-        constraints=tuple(dict.fromkeys((*leaves, *request.constraints))),
+        constraints=tuple(dict.fromkeys((*leaves, *(request.constraints or plan.constraints)))),
         memory_budget_bytes=plan.memory_budget_bytes if asked is None else asked,
     )
 
