@@ -206,9 +206,10 @@ def autoparallelize(
 
     The model stays the same object; its parameters become `DTensor`s, so build the optimizer afterwards. Every rank
     traces, only rank 0 solves. With a `plan`, nothing is solved: `micro_batches`, `inputs`, `precision` and `optimizer`
-    are the plan's. The other options are then for later calls of another kind, whose `memory_budget` is by default the
-    plan's. A call without the arguments of `loss_fn` returns the model's own output. Weights and buffers are those of
-    rank 0; what is on the meta device gets its values later, from `autopar.materialise` or `autopar.load_weights`.
+    are the plan's. The other options are then for later calls of another kind, whose `memory_budget` and `constraints`
+    are by default the plan's. A call without the arguments of `loss_fn` returns the model's own output. Weights and
+    buffers are those of rank 0; what is on the meta device gets its values later, from `autopar.materialise` or
+    `autopar.load_weights`.
 
     Arguments and errors as in `plan`, and `PlanMismatchError` (on every rank) when the plan belongs to another model,
     graph or mesh, when it has other micro-batches, inputs or optimizer than the arguments, or when the ranks disagree.

@@ -176,14 +176,17 @@ def passed_whole() -> str:
 
 
 def rows_on_dim_one() -> list[str]:
-    """Warnings of the first call, whose batch is on dim 1, and of later calls."""
+    """Warnings of a first call whose batch is on dim 1, of later calls, and of a first call of another length."""
     mesh = init_device_mesh("cpu", MESHES[dist.get_world_size()])
-    model = autopar.autoparallelize(nn.Linear(16, 8), {"input": torch.zeros(6, 8, 16)}, mesh, inputs="local")
+    models = [
+        autopar.autoparallelize(nn.Linear(16, 8), {"input": torch.zeros(6, 8, 16)}, mesh, inputs="local")
+        for _ in range(2)
+    ]
     told = []
-    for rows in (4, 2):
+    for model, *shape in ((models[0], 6, 4), (models[0], 6, 2), (models[1], 3, 4)):
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            model(torch.zeros(6, rows, 16))
+            model(torch.zeros(*shape, 16))
         told += [str(one.message) for one in found if "rows of a batch" in str(one.message)]
     return told
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from launch import launch, needed, values
 from thinned import thinned
 from weight_cases import BUILDS, CASES, PRESETS, REFUSED
+
+from autopar import export_full_state
+from autopar.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,12 @@ def test_what_fails_on_one_rank_is_told_on_every_rank(two: list[dict[str, Any]])
         assert all(words in text for text in texts)
         # on the failing rank; the other one reports that rank's error
         assert sum(text.startswith("InputError") for text in texts) == 1
+
+
+def test_numbers_that_safetensors_has_no_dtype_for_are_named(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2, dtype=torch.complex128)
+    with pytest.raises(InputError, match=r"'weight' has the dtype torch.complex128, .* save_checkpoint"):
+        export_full_state(model, tmp_path)
 
 
 def test_not_strict_loads_what_there_is(two: list[dict[str, Any]]) -> None:

@@ -50,6 +50,20 @@ def test_what_some_can_have_is_not_told_whatever_else_is_asked(sign: str) -> Non
         planned(problem, f"param:head.weight {sign} R", "fsdp")
 
 
+def test_on_an_axis_of_one_device_all_placements_are_alike() -> None:
+    problem = stack(2, 1)
+    rows, columns, whole = "S0,R", "S1,R", "R,R"
+    for text, layouts in (("= S0", [rows]), ("~ S0", [rows]), ("!= R", [rows, columns]), ("!= S0", [whole, columns])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ConstraintWarning)
+            plan = planned(problem, f"param:head.weight {text}")
+        assert {str(p.storage) for p in plan.parameters if p.name == "head.weight"} <= {*layouts}
+    for sign in ("=", "~", "!="):
+        told = "'head.weight' cannot have" if sign == "!=" else "it speaks of axes of one device, which split nothing"
+        with pytest.warns(ConstraintWarning, match=f"changes nothing: {told}"):
+            planned(problem, f"param:head.weight {sign} *,S0")
+
+
 @pytest.mark.parametrize("sign", ["=", "!=", "~"])
 def test_what_has_no_such_dim_is_refused_whatever_the_sign(sign: str) -> None:
     for text, what in (

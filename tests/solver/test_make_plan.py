@@ -166,3 +166,13 @@ def test_pinned_storage_is_kept_and_forward_alone_needs_no_gradients() -> None:
     assert all(_storage(plan)[name] == "S0" for name in pinned)
     assert not any(c.phase != "forward" for c in plan.collectives)
     assert "gradients" not in plan.predicted.parts
+
+
+@pytest.mark.parametrize("text", ["fsdp(recompute=full)", "recompute:blocks.* = full"])
+def test_recompute_is_asked_of_later_calls_where_they_have_such_blocks(text: str) -> None:
+    """A loop may have frozen layers since, so that no two blocks are alike, or these keep nothing."""
+    problem = _stack(cluster(2))
+    first, later = replace(problem.given, repeats=()), replace(problem.given, repeats=(), pinned={})
+    with pytest.raises(InputError, match=r"be recomputed|ask for recompute"):
+        make_plan(first, problem.cluster, PlanRequest(constraints=(text,)))
+    assert make_plan(later, problem.cluster, PlanRequest(constraints=(text,))).recompute == ()
