@@ -24,8 +24,8 @@ from autopar.tracing.leaves.loss_owners import modules_of
 def request_beside(plan: Plan, request: Request) -> Request:
     """The request for other kinds of calls than a given plan's.
 
-    It keeps the plan's leaves, which are part of its graph, and takes its other constraints and its budget unless others
-    are asked for.
+    It keeps the plan's leaves, which are part of its graph, and takes its other constraints and its budget, unless
+    others are asked for.
     """
     leaves, _ = split_requests(plan.constraints)
     asked = request.memory_budget_bytes
