@@ -10,7 +10,7 @@ import numpy as np
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.collectives import collective_seconds, copies_seconds, member_seconds
-from autopar.cost.memory.moving import RESULT, Way
+from autopar.cost.memory.moving import IN_ANOTHER_ORDER, RESULT, Way
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.resharding.all_paths import KnownRoutes, Paths, all_paths
@@ -160,20 +160,22 @@ class PriceTable:
         ranks = np.array([axis.size for axis in self.cluster.axes])[paths.axis]
         several = ranks > 1
         handed, results = (np.zeros(len(paths.axis) + 1, dtype=np.int64) for _ in range(2))
-        reduces, scatters = (np.zeros(len(paths.axis) + 1, dtype=bool) for _ in range(2))
+        reduces, scatters, in_another_order = (np.zeros(len(paths.axis) + 1, dtype=bool) for _ in range(3))
         handed[:-1] = np.where(several & (paths.forward.kind >= 0), paths.forward.elements, 0)
         reduces[:-1] = several & (paths.backward.kind >= 0)
         scatters[:-1] = reduces[:-1] & (paths.backward.kind != KINDS.index("all_reduce"))
         for number, kind in enumerate(KINDS):
             at = np.flatnonzero(reduces[:-1] & (paths.backward.kind == number))
             results[at] = RESULT[kind](paths.backward.elements[at], ranks[at])
+            in_another_order[at] = kind in IN_ANOTHER_ORDER
         each = handed[paths.numbers]
         first, last = _first(each, each > 0), _first(each[:, :, ::-1], each[:, :, ::-1] > 0)
         reducing, scattering = reduces[paths.numbers], scatters[paths.numbers]
         result = _first(results[paths.numbers][:, :, ::-1], reducing[:, :, ::-1])  # backward takes the steps in reverse
+        arrives = _first(np.where(in_another_order, results, 0)[paths.numbers], reducing)
         runs_before = reducing[:, :, ::-1].cumsum(axis=2)[:, :, ::-1] > reducing
         later = (scattering & runs_before).any(axis=2)
-        return each.sum(axis=2) - first, last, reducing.any(axis=2), result, scattering.any(axis=2), later
+        return each.sum(axis=2) - first, last, reducing.any(axis=2), result, scattering.any(axis=2), later, arrives
 
     def _parts(self, axes: Array, sends: Sends, itemsize: int, calls: float) -> Array:
         """Of each step: its seconds, and whether there is a collective."""

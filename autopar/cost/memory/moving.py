@@ -10,14 +10,16 @@ begun          where that takes several collectives: what all but the last leave
 waiting        its own gradient, as the op gives it, until those of its bucket are there; and what is made of it, if
                that is no smaller (all-to-all, all-gather): the bucket may be handed in at any op behind
 cast           where it moves nowhere, as the op gives it, beside the same in another dtype in which it is stored
-reduction      once they are: b more, the buffer that is handed in, and the result where it is another, smaller tensor;
-               and half of b, where collectives behind the first hand in what is not their result: so much they may hold
+reduction      once they are: b more, the buffer that is handed in, and the result where it is another tensor, of
+               other regions in the bucket too; and half of b, where collectives behind the first hand in what is not
+               their result: so much they may hold
 left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter); and
                half of b, as above
 left of one    the same of one block's part of a bucket of several, which recompute divides
 left of rest   the same of all other blocks' part, where one of them is recomputed alone, beyond what is in `others`
 reduced        its gradient as it is stored, in the dtype in which it travelled, until the end of backward
-landed         b of its bucket, reduced, while that is cast to the dtype of the parameters at the end of backward
+landed         at the end of backward: b of its bucket, reduced, while that is cast to the dtype of the parameters, or
+               while gradients are made of what came (all-to-all, all-gather)
 accumulated    what micro-batches before leave: unreduced where it moves
 copied         without backward: its own copy, gathered or not, from its arrival until its last reader
 =============  ==================================================================================================
@@ -45,6 +47,8 @@ RESULT: dict[CollectiveKind, Callable[[Any, Any], Any]] = {
 }
 """Elements of a collective's result, where it is another tensor than what was handed in, by the elements of that and
 the number of ranks: of numbers, or of arrays of them."""
+IN_ANOTHER_ORDER: tuple[CollectiveKind, ...] = ("all_gather", "all_to_all")
+"""Those whose result is by ranks, so that tensors are made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Way(NamedTuple):
     result: int
     scatters: bool
     scatters_later: bool
+    arrives: int
 
 
 def moving(
@@ -142,7 +147,9 @@ def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Lay
     handed = [move.elements for move in gathers] or [0]
     result = RESULT[moves[0].kind](moves[0].elements, mesh[moves[0].axis]) if moves else 0
     scatters = [move.kind != "all_reduce" for move in moves]
-    return Way(sum(handed[1:]), handed[-1], bool(moves), result, any(scatters), any(scatters[1:]))
+    last = moves[-1] if moves and moves[-1].kind in IN_ANOTHER_ORDER else None
+    arrives = RESULT[last.kind](last.elements, mesh[last.axis]) if last else 0
+    return Way(sum(handed[1:]), handed[-1], bool(moves), result, any(scatters), any(scatters[1:]), arrives)
 
 
 def _moving(
@@ -182,23 +189,25 @@ def _moving(
     held = bucket // HELD if way.scatters_later else 0
     left = (bucket if way.scatters else 0) + held
     left_of_one = left * grouping.one_of_bucket(ref, wanted, travels) // max(1, bucket)
-    if memory.micro_batches == 1:  # else, what they are reduced to is not counted beside what micro-batches left
-        others = max(0, others - others * elements * travels // max(1, whole))
     is_cast = reduction_dtype(memory, ref) != memory.stored_dtype(ref.node)
     result = way.result * own
     early = result if result >= whole else 0
+    made = others * early // max(1, whole)  # of the others, once theirs are handed in
+    if memory.micro_batches == 1:  # else, what they are reduced to is not counted beside what micro-batches left
+        others -= others * elements * travels // max(1, whole)
+        others, made = max(0, others), max(0, others + made) - max(0, others)
     return Moving(
         gathered=gathered,
         arriving=arriving,
         landing=landing,
         begun=begun,
         waiting=whole + early,
-        reduction=bucket + bucket * (result - early) // max(1, whole) + held,
+        reduction=bucket + bucket * (result - early) // max(1, whole) + made + held,
         left_behind=left,
         left_of_one=left_of_one,
         left_of_rest=max(0, left - left_of_one - others),
         reduced=elements * travels,
-        landed=bucket * elements * own // max(1, whole) if is_cast else 0,
+        landed=bucket * max(elements if is_cast else 0, way.arrives) * own // max(1, whole),
         accumulated=whole // own * travels,
         others=others,
         alone=alone,
