@@ -4,7 +4,8 @@ for an op where it is split.
 Where classes lie on several ranks, `autopar.runtime.local.class_sums` makes one gradient of the logits' size alone, in
 float32 at least; the ops themselves make a second one, that of the logarithms. Where causal queries lie on several,
 halves of them are on their way and results are joined. Where experts lie on several, each has room for every route;
-where each expert is split, what it reads and gives for a route is whole.
+where each expert is split, what it reads and gives for a route is whole. Batch normalisation that statistics of several
+ranks make computes them, and the gradient, in float32 at least.
 What drops at random has a mask of one byte an element (`autopar.runtime.local.masks`), where PyTorch's own on CPUs is
 of the input's dtype, and for a moment what it drops of.
 """
@@ -21,6 +22,7 @@ from autopar.graph import COST, target_name, tensor_inputs, tensor_of
 from autopar.strategies.strategy import Strategy
 
 _PARAMETER_OF_EXPERTS = 3  # among their inputs, the first that has experts as its first dim
+_WIDE = torch.float32
 _NUMBERS_A_ROW = 8  # sums of exponentials, what labels pick, their gradients, and where labels are
 
 
@@ -33,6 +35,8 @@ def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
         return _of_classes(node, strategy, mesh_shape)
     if strategy.local == "sdpa_causal" and cost.work is not None and cost.work.attention:
         return _of_halves(node, strategy, mesh_shape, backward=backward)
+    if strategy.local == "batch_norm" and tensor_of(tensor_inputs(node)[0]).element_size() < _WIDE.itemsize:
+        return _of_batch(node, strategy, mesh_shape, backward=backward)
     whole = cost.workspace_backward_bytes if backward else cost.workspace_forward_bytes
     if _has_mask(node, strategy) and not backward:
         whole = max(whole, _mask_elements(node) * tensor_of(tensor_inputs(node)[0]).element_size())
@@ -118,6 +122,13 @@ def _of_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) 
         return values
     rows = math.prod(length for dim, length in enumerate(local) if dim != _class_dim(node))
     return values + _NUMBERS_A_ROW * rows * wide.itemsize
+
+
+def _of_batch(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], *, backward: bool) -> int:
+    """Half precision in float32: forward of the input, which is gone when the result is made; backward the gradient."""
+    x = tensor_of(tensor_inputs(node)[0])
+    local = strategy.inputs[0].local_shape(tuple(x.shape), mesh_shape)
+    return math.prod(local) * (_WIDE.itemsize - (0 if backward else x.element_size()))
 
 
 def _of_halves(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], *, backward: bool) -> int:
