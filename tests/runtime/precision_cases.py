@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -152,6 +153,35 @@ def autocast(preset: str) -> float:
     return worst.item()
 
 
+class Norms(nn.Module):
+    """Norms with running statistics in a model that is read in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.batch = nn.Conv1d(2, 8, 3, bias=False), nn.BatchNorm1d(8)
+        self.each = nn.InstanceNorm1d(8, affine=True, track_running_stats=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.up(x.view(len(x), 2, 8))
+        return self.batch(x).tanh() * self.each(x).sigmoid()
+
+
+def norms(preset: str) -> list[float]:
+    """By how much outputs (in training and in evaluation), gradients and statistics in bfloat16 are off the largest."""
+    torch.manual_seed(3)
+    alone, x = Norms(), rows(0)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = autopar.autoparallelize(
+        copy.deepcopy(alone), {"x": x}, mesh, precision="bf16", constraints=(preset, "output:* = R")
+    )
+    found: list[list[torch.Tensor]] = []
+    for one in (model, alone):
+        output = one(x)
+        (output * x[:, None, :6]).sum().backward()
+        found.append([output, *(whole(p.grad) for p in one.parameters()), *one.buffers(), one.eval()(x)])
+    return [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(*found, strict=True)]
+
+
 def _pairs(model: nn.Module, alone: nn.Module) -> Any:
     return zip(model.parameters(), alone.parameters(), strict=True)
 
@@ -160,6 +190,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"scaler-{preset}": functools.partial(scaler, preset) for preset in PRESETS}
     | {f"autocast-{preset}": functools.partial(autocast, preset) for preset in PRESETS}
+    | {f"norms-{preset}": functools.partial(norms, preset) for preset in PRESETS}
     | {
         f"{name}-{preset}": functools.partial(reduction, preset, dtype)
         for name, dtype in DTYPES.items()

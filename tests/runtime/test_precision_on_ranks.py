@@ -32,3 +32,10 @@ def test_gradients_are_summed_in_the_given_dtype(dtype: str, preset: str, two: l
 @pytest.mark.parametrize("preset", PRESETS)
 def test_autocast_of_the_model(preset: str, two: list[dict[str, Any]]) -> None:
     assert max(values(two, f"autocast-{preset}")) < 2e-2  # precision of bfloat16
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_norms_with_running_statistics_run_in_half_precision(preset: str, two: list[dict[str, Any]]) -> None:
+    for found in values(two, f"norms-{preset}"):
+        assert len(found) == 13
+        assert max(found) < 0.05
