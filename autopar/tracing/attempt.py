@@ -46,7 +46,7 @@ from autopar.tracing.model_state.own_containers import containers_restored
 from autopar.tracing.model_state.own_hooks import own_hooks_left_out
 from autopar.tracing.model_state.plain_reads import PlainReads
 from autopar.tracing.order import ExecutionOrder
-from autopar.tracing.picked.picked import Picked
+from autopar.tracing.picked.picked_rows import PickedRows
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.rewriting.cleaning import remove_dead_nodes
 from autopar.tracing.rewriting.functionalize import functionalize
@@ -291,7 +291,7 @@ class Attempt:
         return loss
 
     def _output(self, value: Any) -> Any:
-        if isinstance(value, Picked):
+        if isinstance(value, PickedRows):
             raise value.unknown()
         if isinstance(value, torch.Tensor):
             return self.recorder.node_of(value)

@@ -26,7 +26,7 @@ from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.model_state.left_values import PLAIN, Look, holds_data, parts_of, tensors_in, writes_into
 from autopar.tracing.model_state.near_caches import tensors_kept
 from autopar.tracing.model_state.own_containers import OF_TORCH
-from autopar.tracing.picked.picked import any_in as any_picked
+from autopar.tracing.picked.picked_rows import has_picked_rows
 
 if TYPE_CHECKING:
     from autopar.tracing.model_state.plain_reads import PlainReads
@@ -193,7 +193,7 @@ class LeftBehind:
                     continue
                 is_set = new is not old and (name in vars(one.module) or self._is_bound(one, name, old, new))
                 is_read = is_set and reads.began_with(one.path, name, old)
-                if (is_read and has_unknown(new)) or any_picked(new):  # a number carried over, or picked rows
+                if (is_read and has_unknown(new)) or has_picked_rows(new):  # a number carried over, or picked rows
                     lost.append(f"{one.path}.{name}" if one.path else name)
                     continue
                 if is_set and not of_data and isinstance(new, _MADE):
