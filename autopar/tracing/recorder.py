@@ -87,7 +87,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
     ) -> Any:
         kwargs = kwargs or {}
         if self.trace_masks and (has_picked_rows(args) or has_picked_rows(kwargs)):
-            return self.trace_masks.call(func, args, kwargs)
+            return self.trace_masks.record_call(func, args, kwargs)
         if self.paused or func in QUESTIONS:
             self.reads_memory |= func in OF_MEMORY and not self.paused and not isinstance(args[0], torch.nn.Parameter)
             if self.in_leaf and func not in QUESTIONS and func not in HANDLERS:

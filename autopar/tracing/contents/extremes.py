@@ -60,7 +60,7 @@ def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         if recorder.is_recording() and has_unknown((args, kwargs.get("size"))):
-            made = picked_made.call(recorder.trace_masks, original, args, kwargs)
+            made = picked_made.create_as_many_rows(recorder.trace_masks, original, args, kwargs)
             if made is not NotImplemented:
                 return made
         return original(*args, **kwargs)

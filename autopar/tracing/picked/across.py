@@ -86,7 +86,7 @@ def with_row_dim(rows: Any, row_dim: int) -> Any:
     return rows
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_along_other_dim(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result, NotImplemented for rows along the first dim, or UnknownDataError for what is not supported."""
     met = picked_rows_in((args, kwargs))
     name = plain_name(func)
@@ -97,8 +97,8 @@ def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict
         return with_row_dim(
             PickedRows(first.row_mask, turned, first.indices_of, first.unpicked_hold), order.index(first.row_dim)
         )
-    for way in (products.joined, products.stacked, products.call):
-        made = way(trace_masks, func, args, kwargs)
+    for record in (products.record_concatenation, products.record_stack, products.record_product):
+        made = record(trace_masks, func, args, kwargs)
         if made is not NotImplemented:
             return made
     if not any(one.row_dim for one in met) or (func is Tensor.__setitem__ and first is not args[0]):
@@ -131,11 +131,11 @@ def _told(trace_masks: TraceMasks, func: Any, name: str, first: PickedRows, args
         plain = [one for one in pytree.tree_leaves((args, kwargs)) if is_plain(one) and one.ndim]
         if plain or any(one.values.ndim != values.ndim for one in met):
             return NotImplemented
-        return _back(trace_masks.call(func, *_turned((args, kwargs))), row_dim)
+        return _back(trace_masks.record_call(func, *_turned((args, kwargs))), row_dim)
     if len(met) > 1 or not args or first is not args[0]:
         return NotImplemented
     if name in _OF_THE_LAST and row_dim < values.ndim - (name != "one_hot"):
-        return _back(trace_masks.call(func, (first_rows(first), *args[1:]), kwargs), row_dim)
+        return _back(trace_masks.record_call(func, (first_rows(first), *args[1:]), kwargs), row_dim)
     if name == "getitem":
         return _indexed(trace_masks, first, args[1])
     if name in ("view", "reshape", "flatten"):
@@ -175,7 +175,7 @@ def _along(trace_masks: TraceMasks, func: Any, name: str, first: PickedRows, arg
     along = args[place] if len(args) > place else kwargs.get("dim", default)
     dims = along if isinstance(along, (tuple, list)) else (along,)
     if along is None:
-        return trace_masks.call(func, (first_rows(first), *args[1:]), kwargs)
+        return trace_masks.record_call(func, (first_rows(first), *args[1:]), kwargs)
     if name == "unsqueeze" or not all(type(dim) is int and -rank <= dim < rank for dim in dims):
         return NotImplemented
     behind = args[place + 1] if len(args) > place + 1 and name not in ("select", "narrow") else False
@@ -186,7 +186,7 @@ def _along(trace_masks: TraceMasks, func: Any, name: str, first: PickedRows, arg
     now = [0 if dim == row_dim else dim + 1 if dim < row_dim else dim for dim in dims]
     named = now if isinstance(along, (tuple, list)) else now[0]
     given = (first_rows(first), *args[1:place], named, *args[place + 1 :])
-    made = trace_masks.call(func, given, {key: value for key, value in kwargs.items() if key != "dim"})
+    made = trace_masks.record_call(func, given, {key: value for key, value in kwargs.items() if key != "dim"})
     left = picked_rows_in(made)
     removed = sum(dim < row_dim for dim in dims) if left and left[0].values.ndim < rank else 0
     return _back(made, row_dim - removed)

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 _BROADCAST = ("weight", "pos_weight")  # arguments of losses that broadcast over rows
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pair_with_whole_tensors(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call with such tensors replaced by picked rows; NotImplemented if there are none."""
     met, name = picked_rows_in((args, kwargs)), plain_name(func)
     row_mask, rank = met[0].row_mask, max(one.values.ndim for one in met)
@@ -43,7 +43,7 @@ def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict
     args, others = pytree.tree_map(
         lambda one: _rows(trace_masks, row_mask, one) if is_as_many(one) else one, (args, others)
     )
-    return trace_masks.call(func, args, {**others, **fixed})
+    return trace_masks.record_call(func, args, {**others, **fixed})
 
 
 def _rows(trace_masks: TraceMasks, row_mask: RowMask, values: Tensor) -> PickedRows:

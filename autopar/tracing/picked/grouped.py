@@ -19,7 +19,7 @@ from autopar.tracing.pointwise import plain_name
 Tensor = torch.Tensor
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_view_by_sample(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The picked rows of each sample as a tensor; NotImplemented for any other call."""
     rows = args[0] if args else None
     if plain_name(func) not in ("view", "reshape") or kwargs or not isinstance(rows, PickedRows) or rows.row_dim:

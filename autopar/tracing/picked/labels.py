@@ -19,7 +19,7 @@ _SUMS = ("sum", torch.sum)
 _CASTS = ("to", "long", "int")
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_ctc_loss(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The loss with padded rows in place of labels that a mask has picked; NotImplemented for any other call."""
     if func is not torch.nn.functional.ctc_loss:
         return NotImplemented

@@ -16,7 +16,7 @@ _OF_SIZES = {torch.ones: 0, torch.zeros: 0, torch.empty: 0, torch.full: 0} | {
 }
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def create_as_many_rows(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As many rows as are picked, if the first size is their number; NotImplemented for any other call."""
     if func is torch.arange:
         return _row_numbers(trace_masks, *args, **kwargs)

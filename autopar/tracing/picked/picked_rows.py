@@ -154,7 +154,7 @@ class PickedRows(Tensor):
         return self.values.is_complex()
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self.row_mask.recorder.trace_masks.call(Tensor.__setitem__, (self, index, value), {})
+        self.row_mask.recorder.trace_masks.record_call(Tensor.__setitem__, (self, index, value), {})
 
     def __len__(self) -> int:
         if self.row_dim:
@@ -180,11 +180,11 @@ class PickedRows(Tensor):
 
 
 def _called(member: Any) -> Any:
-    return lambda self, *args, **kwargs: self.row_mask.recorder.trace_masks.call(member, (self, *args), kwargs)
+    return lambda self, *args, **kwargs: self.row_mask.recorder.trace_masks.record_call(member, (self, *args), kwargs)
 
 
 def _read(name: str) -> property:
-    return property(lambda self: self.row_mask.recorder.trace_masks.call(getter(name), (self,), {}))
+    return property(lambda self: self.row_mask.recorder.trace_masks.record_call(getter(name), (self,), {}))
 
 
 def _alike(name: str) -> property:

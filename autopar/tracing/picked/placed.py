@@ -22,7 +22,7 @@ _WHOLE = slice(None)
 _ADDING = {"index_add": "source", "scatter_add": "src"}
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_at_indices(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The sums or the written tensor (None for `__setitem__`); NotImplemented for any other call."""
     first = args[0] if args else None
     if func is Tensor.__setitem__ and is_plain(first):

@@ -16,7 +16,7 @@ _JOINING = ("cat", "concat", "concatenate")
 _PRODUCTS = ("matmul", "mm", "mv", "dot", "rmatmul")
 
 
-def joined(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_concatenation(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Concatenated rows of several masks, and whole tensors; NotImplemented for any other call."""
     if plain_name(func) not in _JOINING or not args or not isinstance(args[0], (tuple, list)):
         return NotImplemented
@@ -43,7 +43,7 @@ def joined(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: di
     return made
 
 
-def stacked(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_stack(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Stacked rows of one mask, `torch.stack([source, target])`; NotImplemented for any other call."""
     if plain_name(func) != "stack" or not args or not isinstance(args[0], (tuple, list)):
         return NotImplemented
@@ -73,7 +73,7 @@ def _mask(one: Any, row_dim: int) -> Tensor:
     return torch.ones(one.shape[row_dim], dtype=torch.bool, device=one.device)
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_product(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A product that sums over the rows, or keeps their dim; NotImplemented for others."""
     name = plain_name(func)
     if name == "einsum":

@@ -34,7 +34,7 @@ _KEEPING = {"to", "long", "contiguous", "clone", "squeeze", "view", "reshape", "
 _PRODUCTS = {"linear", "matmul", "bmm", "mm", "conv1d", "conv2d", "conv3d"}
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_row_by_row(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The resulting rows, or NotImplemented."""
     met = picked_rows_in((args, kwargs))
     row_mask = met[0].row_mask

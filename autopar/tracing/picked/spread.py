@@ -17,7 +17,9 @@ _SPREADS = ("var", "std", "var_mean", "std_mean")
 _OVER_ALL = ("logsumexp", "softmax", "log_softmax", "softmin")
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_variance_or_softmax(
+    trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """The result, or NotImplemented."""
     name, met = plain_name(func), picked_rows_in((args, kwargs))
     if len(met) != 1 or not args or met[0] is not args[0] or not met[0].values.is_floating_point():

@@ -28,7 +28,7 @@ LOSSES: set[Any] = {
 OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # losses with one target for each row
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_reduction(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result, or NotImplemented."""
     if func in LOSSES:
         return _loss(trace_masks, func, args, kwargs)

@@ -45,9 +45,9 @@ class TraceMasks:
         self.masks.append(RowMask(self.recorder, mask))
         return self.masks[-1]
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a torch function of picked rows; UnknownDataError if it needs to know which rows are picked."""
-        from autopar.tracing.picked.ways import WAYS
+        from autopar.tracing.picked.recording_functions import RECORDING_FUNCTIONS
 
         first = picked_rows_in((args, kwargs))[0]
         name = getattr(func, "__name__", repr(func))
@@ -56,8 +56,8 @@ class TraceMasks:
         kwargs = {{"axis": "dim"}.get(key, key): value for key, value in kwargs.items()}
         if not args and isinstance(kwargs.get("input"), PickedRows) and _BEFORE_INPUT.isdisjoint(kwargs):
             args = (kwargs.pop("input"),)
-        for way in WAYS:
-            made = way(self, func, args, kwargs)
+        for record in RECORDING_FUNCTIONS:
+            made = record(self, func, args, kwargs)
             if made is not NotImplemented:
                 return made
         raise first.unknown(name)

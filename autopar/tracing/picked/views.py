@@ -34,7 +34,7 @@ _BY_ELEMENT = {
 }
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_view(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result, or NotImplemented."""
     name = plain_name(func)
     if name == "getitem" and is_plain(args[0]):
@@ -42,11 +42,11 @@ def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict
     if name == "index_select" and len(args) == 3 and type(args[1]) is int and is_plain(args[0]):
         along = args[1] % args[0].ndim
         index = (*[slice(None)] * along, args[2]) if along else args[2]
-        return trace_masks.call(Tensor.__getitem__, (args[0], index), {})
+        return trace_masks.record_call(Tensor.__getitem__, (args[0], index), {})
     if not args or not isinstance(args[0], PickedRows):
         return NotImplemented
     if name in _NEW and len(picked_rows_in((args, kwargs))) == 1:
-        made = picked_made.call(trace_masks, func, (args[0].values, *args[1:]), kwargs)
+        made = picked_made.create_as_many_rows(trace_masks, func, (args[0].values, *args[1:]), kwargs)
         with trace_masks.recorder.on():
             return func(args[0].values, *args[1:], **kwargs) if made is NotImplemented else made
     rows, rest = args[0], args[1:]
@@ -100,7 +100,7 @@ def _of_a_tensor(trace_masks: TraceMasks, values: Tensor, index: Any) -> Any:
     ):
         return NotImplemented
     if not row_dim and all(isinstance(one, slice) and one == slice(None) for one in plain) and len(parts) > len(met):
-        return trace_masks.call(Tensor.__getitem__, (values, tuple(met) if len(met) > 1 else met[0]), {})
+        return trace_masks.record_call(Tensor.__getitem__, (values, tuple(met) if len(met) > 1 else met[0]), {})
     if not row_dim and len(met) == len(parts) == 1:
         return NotImplemented
     shown = [harmless_operands("index", one) for one in met]

@@ -25,7 +25,7 @@ from autopar.tracing.targets import writes_its_first
 Tensor = torch.Tensor
 
 
-def call(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_write(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The written tensor (None for `__setitem__`), with the write in the graph; NotImplemented for any other call."""
     if func is Tensor.__setitem__ and isinstance(args[0], PickedRows):
         return _set(trace_masks, *args)
