@@ -39,7 +39,7 @@ from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.leaves.written_around import check_writes
 from autopar.tracing.libraries import DataFreePaths
 from autopar.tracing.model_state.attributes import Attributes
-from autopar.tracing.model_state.caches import Left, forget, library_caches_empty, namespaces_restored
+from autopar.tracing.model_state.caches import WeakTensorRefs, forget, library_caches_empty, namespaces_restored
 from autopar.tracing.model_state.carried_states import leave_out, mark_states
 from autopar.tracing.model_state.left_behind import LeftBehind
 from autopar.tracing.model_state.own_containers import containers_restored
@@ -81,7 +81,7 @@ class Options:
     dynamic_shapes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     entry: Entry = FORWARD
     are_finite: bool = True  # the assumed answer to checks of activations
-    left: Left = field(default_factory=list)  # data-free tensors of earlier attempts that are still referenced
+    remaining: WeakTensorRefs = field(default_factory=list)  # of earlier attempts: data-free tensors still referenced
 
 
 class Attempt:
@@ -111,7 +111,7 @@ class Attempt:
 
     def run(self) -> Traced:
         """Trace; nothing that the attempt has set up remains, also after an error."""
-        forget(self.options.left, self.model)  # from a failed attempt, whose frames are gone now
+        forget(self.options.remaining, self.model)  # from a failed attempt, whose frames are gone now
         try:
             traced = self._run()
             self.calls.release()
@@ -119,7 +119,7 @@ class Attempt:
         finally:
             self.attributes.release()
             self.recorder.unanswered.clear()  # errors keep frames alive, and these tensors and the recorder
-            self.options.left += self.recorder.release()
+            self.options.remaining += self.recorder.release()
 
     def _run(self) -> Traced:
         examples = self.inputs.values({v.name: v.example for v in self.inputs.leaves})
