@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.graph import VAL
 from autopar.tracing.patching import attributes_set
-from autopar.tracing.picked.picked import all_in
+from autopar.tracing.picked.picked_rows import picked_rows_in
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.values import META
 
@@ -80,8 +80,8 @@ def transformed_bodies(recorder: Recorder) -> Iterator[None]:
             recorder = held()
             if recorder is None or not recorder.is_recording() or recorder.is_below:
                 return original(*args, **kwargs)
-            for picked in all_in((args, kwargs)):
-                raise picked.unknown(f"torch.func.{name}")
+            for rows in picked_rows_in((args, kwargs)):
+                raise rows.unknown(f"torch.func.{name}")
             with recorder.below_functions(), _Below(recorder):  # a single mode sees the ops of all nested transforms
                 return original(*args, **kwargs)
 
