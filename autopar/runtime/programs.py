@@ -197,7 +197,8 @@ class Programs(Sequence[Program]):
 
     def note(self, program: Program) -> None:
         """The same where the order in which they are looked at may stay: compiled calls have gone by it."""
-        program.last_use = next(self._uses)
+        if not torch.compiler.is_compiling():  # it would be one number for all calls, and torch 2.11 follows no counter
+            program.last_use = next(self._uses)
 
     def known(self, key: Hashable | None) -> tuple[Program, Order] | None:
         """What calls of this key run, and in which order their arguments are its inputs."""

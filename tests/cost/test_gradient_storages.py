@@ -89,7 +89,7 @@ def _foreseen(model: nn.Module, graph: fx.Graph) -> int:
 
 def _sums(loss: torch.Tensor) -> int:
     """Those that autograd makes: it adds in place elsewhere. No op of these nets adds in its backward."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         loss.backward()
     return sum(event.name == "aten::add" for event in profiled.events())
 
@@ -133,7 +133,7 @@ def test_who_follows_storages_leaves_additions_in_place(build: Callable[[str], A
     model.zero_grad()
     total = loss()
     live = LiveStorages(model.parameters())
-    with profile(activities=[ProfilerActivity.CPU]) as profiled, live:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled, live:
         total.backward()
     names = Counter(event.name for event in profiled.events())
     in_place = names["aten::add_"]  # each within what autograd called; the others have the same op within

@@ -64,7 +64,8 @@ def _like_its_first(function: Function) -> Function:
     return made
 
 
-_LIKE_THEIR_FIRST = ("_sample_dirichlet", "_dirichlet_grad")  # what `torch.distributions.Dirichlet` and `Beta` call
+# What `torch.distributions.Dirichlet` and `Beta` call, and `Gamma` (torch 2.11 has none of these).
+_LIKE_THEIR_FIRST = ("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma", "_standard_gamma_grad")
 _kernels = torch.library.Library("aten", "IMPL")  # they are there for as long as it is
 for _name in _LIKE_THEIR_FIRST:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
