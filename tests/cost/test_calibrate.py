@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cluster import Axis, Cluster
@@ -56,7 +56,6 @@ def test_a_fit_of_pure_noise_is_still_an_axis() -> None:
     assert min(found.latency_seconds, found.launch_seconds) >= 0
 
 
-@settings(deadline=None)  # a busy machine takes longer
 @given(seconds=st.lists(st.floats(1e-5, 1.0), min_size=16, max_size=16))
 def test_whatever_is_measured_an_all_reduce_lies_between_its_halves(seconds: list[float]) -> None:
     cases = [(kind, size) for kind in KINDS for size in SIZES]
