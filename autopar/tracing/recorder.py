@@ -75,7 +75,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.grad = torch.is_grad_enabled()
         self.paused = False
         self.in_leaf = False
-        self.is_below = False
+        self.below: Callable[..., Any] | None = None  # runs torch functions while what they dispatch to is recorded
         self.read_before_gradient: dict[int, frozenset[fx.Node]] = {}  # by tensor: who read it before it required one
         self.reads_memory = False  # whether the user's code asked for strides and the like
         self.unanswered: list[tuple[UnknownDataError, str]] = []  # with the path of the module that asked
@@ -93,8 +93,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
             if self.in_leaf and func not in QUESTIONS and func not in HANDLERS:
                 return self.runs.run(func, args, kwargs)
             return self.unrecorded(func(*args, **kwargs)) if self.paused else func(*args, **kwargs)
-        if self.is_below:
-            return func(*args, **({**kwargs, "device": META} if func in FACTORIES else kwargs))
+        if self.below is not None:
+            return self.below(func, args, kwargs)
         if arrays.any_in(args) or arrays.any_in(kwargs):
             if arrays.makes(func, args, kwargs):
                 return arrays.made(self, func, args, kwargs)
@@ -234,13 +234,13 @@ class Recorder(TorchFunctionMode, GraphWriter):
             self.paused = before
 
     @contextlib.contextmanager
-    def below_functions(self) -> Iterator[None]:
-        """While inside, torch functions are not recorded, since another mode records what reaches the dispatcher."""
-        before, self.is_below = self.is_below, True
+    def below_functions(self, run: Callable[..., Any]) -> Iterator[None]:
+        """While inside, `run` runs torch functions: another mode records what reaches the dispatcher."""
+        before, self.below = self.below, run
         try:
             yield
         finally:
-            self.is_below = before
+            self.below = before
 
     def is_recording(self) -> bool:
         """Whether the user's code is running, and not something inside a call that is being recorded."""

@@ -78,8 +78,7 @@ def is_preference(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Spoken:
-    """What a pin of layouts speaks of: `places`, the output numbers by node (of the output node: input numbers), and
-    the `form` of their layouts."""
+    """What a pin speaks of: `places`, the output numbers by node (of the output node: inputs); `form`: of layouts."""
 
     pin: Pin
     places: Mapping[fx.Node, tuple[int, ...]]

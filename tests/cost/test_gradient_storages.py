@@ -89,7 +89,7 @@ def _foreseen(model: nn.Module, graph: fx.Graph) -> int:
 
 def _sums(loss: torch.Tensor) -> int:
     """Number of sums that autograd makes as new tensors; others it adds in place. No backward of these nets adds."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         loss.backward()
     return sum(event.name == "aten::add" for event in profiled.events())
 
@@ -134,7 +134,7 @@ def test_who_follows_storages_leaves_additions_in_place(build: Callable[[str], A
     model.zero_grad()
     total = loss()
     live = LiveStorages(model.parameters())
-    with profile(activities=[ProfilerActivity.CPU]) as profiled, live:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled, live:
         total.backward()
     names = Counter(event.name for event in profiled.events())
     in_place = names["aten::add_"]  # each is nested in an aten::add that autograd called, and every other one too

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from dtensor_support import DIFFERENTIATES_SCANS
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -152,13 +153,14 @@ OF_UNEVEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "norms summed": lambda a, b: torch.stack([a.norm(), b.norm()]).sum(),
     "norms of rows": lambda a, b: a.norm(dim=1).sum() + a.norm(dim=0).mean(),
     "distances": lambda a, b: F.pairwise_distance(a, b).sum(),
-    "last dim scanned": lambda a, b: (a.cumsum(-1).exp() * a.logcumsumexp(-2)).sum(),
     "all dims": lambda a, b: ((a - a.mean(dim=())) ** 2 + a.sum(dim=[], keepdim=True) * b.amax(dim=())).sum(),
     "norm of a product": lambda a, b: (a.T @ b).norm() + (a @ b.T).norm() + a.mean(0).norm(),
     "extremes": lambda a, b: a.max() * a.amax(0).sum() - a.min() * a.amin(dim=1, keepdim=True).sum() + b.abs().max(),
     "norms of extremes": lambda a, b: a.norm(inf) * a.norm(-inf) + a.norm(inf, dim=0).sum() + a.norm(inf, dim=1).sum(),
     "norms of lists": lambda a, b: a.sum() + sum(nn.utils.get_total_norm([a, b], order) for order in (inf, 1.0)),
 }
+if DIFFERENTIATES_SCANS:
+    OF_UNEVEN["last dim scanned"] = lambda a, b: (a.cumsum(-1).exp() * a.logcumsumexp(-2)).sum()
 
 
 def of_uneven(dim: int, name: str, *, rows: Sequence[int] = (5, 7)) -> float:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from dtensor_support import JOINS_SPLIT_DIMS
 from loop_cases import PRESETS, ROWS, Net, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -53,7 +54,8 @@ def lying(preset: str) -> list[list[list[Any]]]:
     found: list[list[list[Any]]] = []
     for outputs in zip(*(model(ROWS) for model in pair([preset])), strict=True):
         views = [
-            whole(t.view(-1, 2).sum(1)).tolist() if t.is_contiguous() else None for t in map(torch.detach, outputs)
+            whole(t.view(-1, 2).sum(1)).tolist() if JOINS_SPLIT_DIMS and t.is_contiguous() else None
+            for t in map(torch.detach, outputs)
         ]
         found.append([[list(t.stride()), t.is_contiguous(), v] for t, v in zip(outputs, views, strict=True)])
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dtensor_support import JOINS_SPLIT_DIMS
 from launch import launch, needed, values
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
@@ -105,6 +106,8 @@ def two(request: pytest.FixtureRequest) -> Two:
     ],
 )
 def test_equals_one_process(cases: str, kind: str, preset: str, two: Two) -> None:
+    if (kind, preset) == ("parameters_as_a_vector", "tp") and not JOINS_SPLIT_DIMS:
+        pytest.skip("torch 2.11 has no view as a vector of a matrix whose columns are split, and says so")
     for rank in two(cases):
         found = rank[f"{kind}-{preset}"]
         assert "error" not in found, found["traceback"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from check_peak import check_peak
+from dtensor_support import TAKES_GRADIENTS
 from kept_peak_cases import CASES
 from launch import launch, selected
 
@@ -19,5 +20,7 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("case", CASES[2])
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
+    if case == "stored in shards, computed whole" and not TAKES_GRADIENTS:
+        pytest.skip("torch 2.11 copies gradients of DTensors, each of which is there twice for a moment")
     for rank in ranks:
         check_peak(rank[case], under=UNDER, over=OVER)

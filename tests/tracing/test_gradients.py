@@ -274,3 +274,23 @@ def test_forward_mode_by_hand_is_refused_with_what_to_write():
 
     with pytest.raises(UntraceableError, match=r"torch\.func\.jvp.*test_gradients.py:\d+"):
         trace(Dual(), dict(x=torch.randn(5, 3)), unsupported="leaf")
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: torch.vmap(lambda row: row * torch.tensor([1.0, 2.0, 3.0]))(x),
+        lambda x: torch.vmap(lambda row: row[torch.as_tensor([0, 2])])(x),
+        lambda x: torch.func.grad(lambda y: (y * torch.tensor([1.0, 2.0, 3.0])).sum())(x),
+        lambda x: torch.vmap(lambda row: row * int(torch.tensor([4, 5]).cumsum(0)[1]))(x),
+        lambda x: torch.vmap(lambda row: row.roll(torch.arange(3)[1].item()))(x),
+    ],
+)
+def test_numbers_as_tensors_and_known_ones_as_numbers_inside_a_function_that_torch_func_takes(forward):
+    class Inside(nn.Module):
+        def forward(self, x):
+            return forward(x)
+
+    traced = trace(Inside(), dict(x=torch.randn(5, 3))).gm
+    x = torch.randn(5, 3)
+    assert torch.equal(traced(x), forward(x))
