@@ -21,18 +21,19 @@ _ANEW = 10_000, 10_000, 10_000  # of a cold start in a box, in steps after which
 _OF_PLAIN = 0.25  # share of the rows, of a cold start without cost perturbation: one that takes more is not worth it
 _TURN = 0.6  # share of the rows, after which a cold start switches cost perturbation off, or on again
 
-_PRESOLVED = 30_000  # rows from which presolve pays: it saves half of DeepSeek-V3's iterations and more
+_MIN_ROWS_PRESOLVE = 30_000  # rows from which presolve pays: it saves half of DeepSeek-V3's iterations and more
 Start = Literal["basis", "plain"]
 Basis = tuple[Array, Array, Array, Array]  # columns and their basis status, rows and their basis status
 # Model statuses as HiGHS spells them
-ENOUGH, LIMIT, TIME = "Bound on objective reached", "Iteration limit reached", "Time limit reached"
-_WITHOUT_AN_END = "Unknown", "Not Set"  # HiGHS came to no result
-_TRIES = 4  # cold starts that end so before this is accepted as the answer
-_UPDATES = 100, 5_000
+CUTOFF_REACHED = "Bound on objective reached"
+ITERATION_LIMIT, TIME_LIMIT = "Iteration limit reached", "Time limit reached"
+_NO_RESULT = "Unknown", "Not Set"  # HiGHS came to no result
+_MAX_COLD_STARTS = 4  # cold starts that end so before this is accepted as the answer
+_UPDATE_LIMITS = 100, 5_000
 """Basis updates until HiGHS factorises anew: from a basis, and from nothing. In a warm start from a basis that a box
 makes infeasible, small pivots can lead to a singular basis, which HiGHS then examines at length (28 seconds with 7,000
 rows); frequent factorisation avoids that."""
-_NOTHING = 1e-9  # entries of a dual ray below this part of its largest one count as 0
+_RAY_TOLERANCE = 1e-9  # entries of a dual ray below this part of its largest one count as 0
 
 
 class HighsSession:
@@ -87,7 +88,7 @@ class HighsSession:
         first = start == "plain" or not self._stands
         stays = self._pass(inside) and not first
         self._engine.setOptionValue("objective_bound", cutoff)
-        self._engine.setOptionValue("simplex_update_limit", _UPDATES[first])
+        self._engine.setOptionValue("simplex_update_limit", _UPDATE_LIMITS[first])
         if not first and (self._moved or not stays):
             start_basis = self._highspy.HighsBasis()
             start_basis.col_status = self._column_status[self._columns].tolist()
@@ -102,17 +103,17 @@ class HighsSession:
             most = max(_ITERATIONS[0], int(_OF_PLAIN * len(self._rows)))
         self._iterations, self._end = 0, cpu_seconds() + time_limit
         status = self._solve_anew() if first and start != "plain" else self._solve(most)
-        if status in (LIMIT, *_WITHOUT_AN_END) and not first:
+        if status in (ITERATION_LIMIT, *_NO_RESULT) and not first:
             first, self._iterations = True, 0  # the warm start takes too long or comes to no result: start cold
             self._engine.clearSolver()
-            self._engine.setOptionValue("simplex_update_limit", _UPDATES[True])
+            self._engine.setOptionValue("simplex_update_limit", _UPDATE_LIMITS[True])
             status = self._solve_anew() if patient else self._solve_by_steps(cutoff)
-        elif status in _WITHOUT_AN_END and start == "plain":
+        elif status in _NO_RESULT and start == "plain":
             self._engine.clearSolver()
             status = self._solve_anew()
         if first:
             self._anew = self._iterations
-        ended = status in ("Optimal", "Infeasible", ENOUGH if first else "")
+        ended = status in ("Optimal", "Infeasible", CUTOFF_REACHED if first else "")
         basis = self._engine.getBasis() if ended else None  # none after a warm start that was cut off
         self._held, self._moved = self._held if ended else None, False
         if basis is not None and basis.valid:
@@ -144,7 +145,7 @@ class HighsSession:
         if not known or not np.any(ray):
             return None
         duals = np.zeros(self._matrix.lines)
-        duals[self._rows] = np.where(np.abs(ray) > _NOTHING * np.abs(ray).max(), ray, 0.0) / np.abs(ray).max()
+        duals[self._rows] = np.where(np.abs(ray) > _RAY_TOLERANCE * np.abs(ray).max(), ray, 0.0) / np.abs(ray).max()
         return duals if self._proves(duals) else None
 
     def _proves(self, duals: Array) -> bool:
@@ -153,7 +154,7 @@ class HighsSession:
         sums = np.bincount(matrix.column, duals[matrix.row] * matrix.value, minlength=matrix.columns)[columns]
         wanted = np.where(duals[rows] > 0, matrix.least[rows], matrix.most[rows])
         given = np.where(sums > 0, matrix.upper[columns], matrix.lower[columns])
-        some, most = duals[rows] != 0, np.abs(sums) > _NOTHING
+        some, most = duals[rows] != 0, np.abs(sums) > _RAY_TOLERANCE
         return bool(wanted[some] @ duals[rows][some] > given[most] @ sums[most])
 
     def _solve_anew(self) -> str:
@@ -167,9 +168,9 @@ class HighsSession:
         infeasible program of 2,066 columns (an MLP) it had no result after 1,376 iterations, and proved infeasibility
         after 1,254 with the other setting.
         """
-        if len(self._rows) >= _PRESOLVED:
+        if len(self._rows) >= _MIN_ROWS_PRESOLVE:
             status = self._solve_presolved()
-            if status in ("Optimal", TIME):
+            if status in ("Optimal", TIME_LIMIT):
                 return status  # if presolve finds infeasibility, there is no Farkas proof: solve without
             self._engine.clearSolver()
         lost = 0
@@ -177,10 +178,10 @@ class HighsSession:
             self._change_costs(changed)
             self._engine.setOptionValue("random_seed", lost // 2)
             status = self._solve(max(_ITERATIONS[0], int(_TURN * len(self._rows))))
-            lost += status in _WITHOUT_AN_END
-            if status in _WITHOUT_AN_END and lost < _TRIES:
+            lost += status in _NO_RESULT
+            if status in _NO_RESULT and lost < _MAX_COLD_STARTS:
                 self._engine.clearSolver()
-            elif status != LIMIT:
+            elif status != ITERATION_LIMIT:
                 break
         self._engine.setOptionValue("random_seed", 0)
         return status
@@ -199,9 +200,9 @@ class HighsSession:
         self._change_costs(True)
         for most in _ANEW:
             status = self._solve(most)
-            if status == LIMIT and float(self._engine.getInfo().objective_function_value) > cutoff:
-                return ENOUGH
-            if status != LIMIT:
+            if status == ITERATION_LIMIT and float(self._engine.getInfo().objective_function_value) > cutoff:
+                return CUTOFF_REACHED
+            if status != ITERATION_LIMIT:
                 break
         return status
 
@@ -216,9 +217,9 @@ class HighsSession:
             taken = int(self._engine.getInfo().simplex_iteration_count)
             iterations, self._iterations = iterations - taken, self._iterations + taken
             status = str(self._engine.modelStatusToString(self._engine.getModelStatus()))
-            if status != TIME:
+            if status != TIME_LIMIT:
                 return status
-        return TIME if left <= 0 else LIMIT
+        return TIME_LIMIT if left <= 0 else ITERATION_LIMIT
 
     def _pass(self, inside: Array) -> bool:
         """Pass these columns to HiGHS; returns whether it had the same columns, rows and values, so that only bounds

@@ -14,7 +14,7 @@ import numpy as np
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.terms import Array
 
-_EXACT = 1e-7  # HiGHS's tolerance of reduced costs (dual feasibility)
+_DUAL_TOLERANCE = 1e-7  # HiGHS's tolerance of reduced costs (dual feasibility)
 
 
 def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: float) -> tuple[Array, Array, float]:
@@ -48,7 +48,7 @@ def bound_by(matrix: Matrix, inside: Array, duals: Array) -> float:
     duals = np.where(np.isinf(np.where(duals > 0, matrix.least, matrix.most)), 0.0, duals)
     prices = _prices(matrix, matrix.cost, inside, duals)
     free = np.isinf(np.where(prices.reduced > 0, matrix.lower, matrix.upper))
-    worth = np.where(free & (np.abs(prices.reduced) <= _EXACT), 0.0, prices.reduced)
+    worth = np.where(free & (np.abs(prices.reduced) <= _DUAL_TOLERANCE), 0.0, prices.reduced)
     found = float(np.where(duals > 0, matrix.least, matrix.most)[duals != 0] @ duals[duals != 0])
     found -= float(prices.given[~matrix.implications.alone].sum())
     flows = np.zeros(matrix.columns, dtype=bool)

@@ -17,17 +17,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from autopar.solver.linear.clock import cpu_seconds
-from autopar.solver.linear.highs import ENOUGH, LIMIT, Basis, HighsSession, Start
+from autopar.solver.linear.highs import CUTOFF_REACHED, ITERATION_LIMIT, Basis, HighsSession, Start
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.pricing import bound_by, priced
 from autopar.solver.linear.terms import Array
 
-_CHEAPEST = 4  # first columns: so many of the cheapest flows at each end of each use
-_OF_LARGE = 6  # the same in a large program, where another round takes longer than some useless columns
-_LARGE = 100_000  # a program with more columns is large
-_BEST = 6  # in each round, at most so many flows of negative reduced cost enter at each end
-_CLOSE = 1e-6  # pricing ends if the missing columns lower the optimum by no more (relative); that much is subtracted
-_TOLERANCE = 1e-9  # a reduced cost counts as negative below minus this part of the optimum
+_FIRST_FLOWS = 4  # first columns: so many of the cheapest flows at each end of each use
+_FIRST_FLOWS_LARGE = 6  # the same in a large program, where another round takes longer than some useless columns
+_LARGE_COLUMNS = 100_000  # a program with more columns is large
+_ENTERING_FLOWS = 6  # in each round, at most so many flows of negative reduced cost enter at each end
+_PRICING_GAP = 1e-6  # relative; pricing ends if missing columns lower the optimum by no more, which is subtracted
+_PRICING_TOLERANCE = 1e-9  # a reduced cost counts as negative below minus this part of the optimum
 
 
 class Relaxation:
@@ -42,7 +42,7 @@ class Relaxation:
         self, matrix: Matrix, *, everything: bool = False, at_once: bool = False, first: Array | None = None
     ) -> None:
         self.matrix = matrix
-        cheapest = _OF_LARGE if at_once and matrix.columns > _LARGE else _CHEAPEST
+        cheapest = _FIRST_FLOWS_LARGE if at_once and matrix.columns > _LARGE_COLUMNS else _FIRST_FLOWS
         if everything:
             self.inside = np.ones(matrix.columns, dtype=bool)
         elif first is not None:
@@ -86,14 +86,14 @@ class Relaxation:
             if status == "Infeasible":
                 if not self._mend():
                     return "infeasible"
-            elif status in ("Optimal", ENOUGH, LIMIT) and self._above(cutoff):
+            elif status in ("Optimal", CUTOFF_REACHED, ITERATION_LIMIT) and self._above(cutoff):
                 return "closed"
-            elif status == ENOUGH:
+            elif status == CUTOFF_REACHED:
                 if not self._enter_above():
                     cutoff, start = math.inf, "basis"  # the dual values do not confirm what HiGHS says
             elif status != "Optimal":
                 return "stopped"
-            elif not self._enter(_CLOSE if close is None else close):
+            elif not self._enter(_PRICING_GAP if close is None else close):
                 return "optimal"
             elif cpu_seconds() - begun > entering:
                 self.objective += self._missed
@@ -107,7 +107,7 @@ class Relaxation:
     def _enter(self, close: float) -> bool:
         """Read the answer, and let columns enter that would improve it; False if none would."""
         self.objective, self.values, self.duals = self._held.answer()
-        tolerance = _TOLERANCE * abs(self.objective)
+        tolerance = _PRICING_TOLERANCE * abs(self.objective)
         self.reduced, flows, loose = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
         lacking = ~self.inside
         if not flows.any():
@@ -120,7 +120,7 @@ class Relaxation:
         if -missed <= close * abs(self.objective) and not others.any():
             self.objective += missed
             return False
-        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(self.reduced, _BEST, flows))
+        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(self.reduced, _ENTERING_FLOWS, flows))
         return True
 
     def _above(self, cutoff: float) -> bool:
@@ -133,8 +133,8 @@ class Relaxation:
     def _enter_above(self) -> bool:
         """Let columns enter that would lower an answer at which HiGHS stopped early; False if none would."""
         value, _, duals = self._held.answer()
-        reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, _TOLERANCE * abs(value))
-        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(reduced, _BEST, flows))
+        reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, _PRICING_TOLERANCE * abs(value))
+        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(reduced, _ENTERING_FLOWS, flows))
         return bool(flows.any())
 
     def _mend(self) -> bool:
@@ -142,6 +142,6 @@ class Relaxation:
         ray = self._held.ray()
         more = np.ones_like(self.inside)
         if ray is not None:
-            _, more, _ = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _TOLERANCE)
+            _, more, _ = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _PRICING_TOLERANCE)
         known, self.inside = self.inside, self.matrix.with_company(self.inside | more)
         return bool((self.inside != known).any())

@@ -37,15 +37,16 @@ from autopar.solver.search.boxes import Boxes, holds
 from autopar.solver.search.choices import Choices
 from autopar.solver.search.incumbent import Incumbent
 from autopar.solver.search.nearby import nearby
-from autopar.solver.search.windows import SHARE
+from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 
-_BLIND = 4  # boxes of a small program that are split before the dive for a first solution
-_NEAR = 1e-2  # relative; without an incumbent, a done box is solved at once if this near to its parent's bound
-_RIGHT = 1e-3  # products count as exact if the sum of their errors is below this, in blocks
-_ROUND = 3  # in a large program, where rounding takes long, only every third relaxation of a chain of cuts is rounded
-_SPLITS = 16  # splits by counts in a small program, after which HiGHS is faster at closing all that is left
-_CUTS = 30  # cuts by choices in a small program, after which HiGHS is faster at closing what is left
-_WHOLE = 1 / 3, 4_000  # share of the time, and HiGHS nodes, to close a small program with a far relaxation at once
+_SPLITS_BEFORE_DIVE = 4  # boxes of a small program that are split before the dive for a first solution
+_GAP_TO_PARENT = 1e-2  # relative; without an incumbent, a done box is solved at once if this near to its parent's bound
+_PRODUCT_TOLERANCE = 1e-3  # products count as exact if the sum of their errors is below this, in blocks
+_ROUND_EVERY = 3  # in a large program, where rounding takes long, every third relaxation of a chain of cuts is rounded
+_MAX_SPLITS = 16  # splits by counts in a small program, after which HiGHS is faster at closing all that is left
+_MAX_CUTS = 30  # cuts by choices in a small program, after which HiGHS is faster at closing what is left
+# Share of the time, and HiGHS nodes, to close a small program with a far relaxation at once:
+_WHOLE_SHARE, _WHOLE_NODES = 1 / 3, 4_000
 
 Heap = list[tuple[float, int, Outcome]]
 
@@ -82,7 +83,8 @@ class Branching:
         incumbent, heap, splits = self.incumbent, self.heap, 0
         self._push(root)
         self.binds = bool(self.program.counts) and self.program.budget_binds(root)
-        if not self.slow and self.binds and incumbent.is_far(root.objective) and incumbent.closes(root, *_WHOLE):
+        is_far = not self.slow and self.binds and incumbent.is_far(root.objective)
+        if is_far and incumbent.closes(root, _WHOLE_SHARE, _WHOLE_NODES):
             heap.clear()
         if self.slow and incumbent.best is None and not self._is_done(root):
             self._dive(root)
@@ -104,9 +106,9 @@ class Branching:
                 self._close(node)
                 continue
             splits += 1
-            if splits > _SPLITS and not self.slow and self._closes_all(root, node, splits):
+            if splits > _MAX_SPLITS and not self.slow and self._closes_all(root, node, splits):
                 break
-            self._split(root, node, blind=splits >= (1 if self.slow else _BLIND))
+            self._split(root, node, blind=splits >= (1 if self.slow else _SPLITS_BEFORE_DIVE))
         if incumbent.best is None:
             return Outcome("infeasible", (), math.inf, math.inf)
         if incumbent.left() <= 0:
@@ -139,10 +141,10 @@ class Branching:
         """Whether HiGHS closed this box and all others that are left: it solves the whole program if few variables are
         left of it, and otherwise tries once, for a share of the time, if little is left to prove."""
         incumbent, least = self.incumbent, min([node.objective, *self._left()])
-        tries = incumbent.best is not None and splits == _SPLITS + 1 and not incumbent.is_far(least)
+        tries = incumbent.best is not None and splits == _MAX_SPLITS + 1 and not incumbent.is_far(least)
         if incumbent.is_small(root):
             incumbent.solve(root, least=least)
-        elif not (tries and incumbent.closes(root, SHARE)):
+        elif not (tries and incumbent.closes(root, NEIGHBOURHOOD_SHARE)):
             return False
         self.heap.clear()
         self.cut.clear()
@@ -199,12 +201,12 @@ class Branching:
 
     def _is_right(self, node: Outcome) -> bool:
         """Whether the products of counts and choices are exact: tighter bounds of counts would not change them."""
-        return sum(self.program.wrong_products(node.values).values()) < _RIGHT
+        return sum(self.program.wrong_products(node.values).values()) < _PRODUCT_TOLERANCE
 
     def _as_good(self, child: Outcome, node: Outcome) -> bool:
         """Whether a part's relaxation is within the gap of its parent's; without an incumbent a wider gap will do."""
         incumbent = self.incumbent
-        gap = incumbent.gap if incumbent.best is not None else max(incumbent.gap, _NEAR)
+        gap = incumbent.gap if incumbent.best is not None else max(incumbent.gap, _GAP_TO_PARENT)
         return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
 
     def _dive(self, root: Outcome) -> None:
@@ -222,7 +224,7 @@ class Branching:
 
     def _round_parts(self, node: Outcome) -> None:
         """Round a box's relaxation; in a small program, cut by choices and round the likelier part, and so on."""
-        for _ in range(1 if self.slow else _CUTS):
+        for _ in range(1 if self.slow else _MAX_CUTS):
             if node.status != "optimal" or self.incumbent.left() <= 0:
                 return
             self.incumbent.round(node)
@@ -271,8 +273,8 @@ class Branching:
                 return []
             if any(incumbent.is_mixed(other) for other in left) and not incumbent.is_mixed(node):
                 return [*left, node]  # solving it would prove little while the bounds of others are far below
-            many = incumbent.has_many(node) and (self.cuts < _CUTS or not incumbent.is_small(node))
-            if many and self.cuts >= _CUTS:
+            many = incumbent.has_many(node) and (self.cuts < _MAX_CUTS or not incumbent.is_small(node))
+            if many and self.cuts >= _MAX_CUTS:
                 node = replace(node, objective=incumbent.begin(node))
                 if incumbent.closed(node.objective):
                     incumbent.proven = min(incumbent.proven, node.objective)
@@ -284,7 +286,7 @@ class Branching:
             self.cuts += not self.slow
             left.append(replace(node, status="waiting", counts=parts[1]))
             node = self._part(node, parts[0])
-            if node.status == "optimal" and (depth % _ROUND == 0 or not self.slow):
+            if node.status == "optimal" and (depth % _ROUND_EVERY == 0 or not self.slow):
                 incumbent.round(node)
         return left
 

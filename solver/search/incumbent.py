@@ -12,24 +12,24 @@ import math
 import numpy as np
 
 from autopar.solver.linear.clock import Clock
-from autopar.solver.linear.outcome import WHOLE, Bounds, Outcome
+from autopar.solver.linear.outcome import INTEGRALITY, Bounds, Outcome
 from autopar.solver.linear.pricing import least_more
 from autopar.solver.linear.program import Program
 from autopar.solver.linear.terms import Array
 from autopar.solver.search.openings import Openings
 from autopar.solver.search.shrunk import held_of, without_zeros
-from autopar.solver.search.windows import SHARE, improved
+from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE, improved
 
 # With more variables a program is large (`slow`): its parts' relaxations generate columns, and its boxes are solved
 # with only the variables that reduced costs leave.
-FEW = 20_000
+MAX_SMALL_PROGRAM = 20_000
 # A box with more flows than this is cut before it is solved as an integer program:
-_FLOWS, _FEW_FLOWS = 15_000, 300  # in general; in a small program with counts
-_FEW_TO_OPEN = 8_000  # in a large program, if the relaxation opens a bucket in part: cuts by buckets are faster
-_FEW_KEPT = 6_000  # after many cuts, a box (or all that is left) with at most so many variables is solved at once
-_NODES = 100  # HiGHS nodes for a box before it is cut again; doubled each time
-_FAR = 1e-2  # the incumbent is far if it exceeds the bound by more than this part of its cost
-_MARGIN = 1e-3  # first limit for reduced costs, relative above the box's relaxation
+_MAX_FLOWS_UNCUT, _MAX_FLOWS_UNCUT_SMALL = 15_000, 300  # in general; in a small program with counts
+_MAX_FLOWS_UNCUT_BUCKETS = 8_000  # in a large program, if the relaxation opens a bucket in part
+_MAX_VARIABLES_AT_ONCE = 6_000  # after many cuts, a box (or all that is left) of at most this size is solved at once
+_FIRST_NODES = 100  # HiGHS nodes for a box before it is cut again; doubled each time
+_FAR_GAP = 1e-2  # the incumbent is far if it exceeds the bound by more than this part of its cost
+_FIRST_MARGIN = 1e-3  # first limit for reduced costs, relative above the box's relaxation
 
 
 class Incumbent:
@@ -50,9 +50,9 @@ class Incumbent:
         self.program, self.solver, self.gap, self.clock, self.limit = program, solver, gap, clock, limit
         self.best = best
         self.openings = Openings(program)
-        self.slow = len(program.names) > FEW
+        self.slow = len(program.names) > MAX_SMALL_PROGRAM
         self.proven = math.inf
-        self._nodes = _NODES
+        self._nodes = _FIRST_NODES
         self._was_improved = False
 
     def left(self) -> float:
@@ -70,11 +70,11 @@ class Incumbent:
 
     def is_large(self, node: Outcome) -> bool:
         """Whether a box of a large program is too large to be solved before others are looked at."""
-        return self.slow and len(self.kept(node, self.near(node))) > FEW
+        return self.slow and len(self.kept(node, self.near(node))) > MAX_SMALL_PROGRAM
 
     def is_small(self, node: Outcome) -> bool:
         """Whether there is an incumbent and HiGHS is likely to close a box soon."""
-        return self.best is not None and len(self.kept(node, self.enough())) <= _FEW_KEPT
+        return self.best is not None and len(self.kept(node, self.enough())) <= _MAX_VARIABLES_AT_ONCE
 
     def has_many(self, node: Outcome) -> bool:
         """Whether there is an incumbent and a box is too large for an integer program, so that cuts are faster.
@@ -88,9 +88,9 @@ class Incumbent:
             return True
         kept = self.kept(node, self.enough())
         flows = int(np.isin(kept, self.program.matrix().flows[:, 0]).sum())
-        if self.slow and flows > _FEW_TO_OPEN and self.openings.split(node) is not None:
+        if self.slow and flows > _MAX_FLOWS_UNCUT_BUCKETS and self.openings.split(node) is not None:
             return True
-        return flows > (_FLOWS if self.slow or not self.program.counts else _FEW_FLOWS)
+        return flows > (_MAX_FLOWS_UNCUT if self.slow or not self.program.counts else _MAX_FLOWS_UNCUT_SMALL)
 
     def is_mixed(self, node: Outcome) -> bool:
         """Whether the relaxation of a box is far below the incumbent, in a large program without counts.
@@ -105,7 +105,7 @@ class Incumbent:
         matrix = self.program.matrix()
         matrix.bound(node.counts)
         held = held_of(self.program)
-        kept = without_zeros(matrix, held | ~matrix.integer | (node.values > WHOLE), held)
+        kept = without_zeros(matrix, held | ~matrix.integer | (node.values > INTEGRALITY), held)
         kept = np.flatnonzero(matrix.with_company(kept))
         found = self.program.integrate(self.solver, kept, self.left(), self.gap, node.counts, cutoff=self.enough())
         self._take(found)
@@ -120,7 +120,7 @@ class Incumbent:
         if self._solved_by_itself(node):
             self.proven = min(self.proven, least)
             return True
-        few = len(self.program.names) <= FEW
+        few = len(self.program.names) <= MAX_SMALL_PROGRAM
         margin = math.inf if few else self.near(node) - node.objective
         mine = math.inf  # the best solution of this box
         while True:
@@ -173,13 +173,13 @@ class Incumbent:
 
     def is_far(self, bound: float) -> bool:
         """Whether the incumbent is so far above a bound that improving it is worth more than raising the bound."""
-        return self.best is not None and self.best.objective - bound > _FAR * abs(self.best.objective)
+        return self.best is not None and self.best.objective - bound > _FAR_GAP * abs(self.best.objective)
 
     def improve(self, bound: float) -> None:
         """Once, for a share of the time, search near the incumbent if `bound` leaves room for a better one."""
         if self.best is not None and not self._was_improved and not self.closed(bound):
             self._was_improved = True
-            self.best = improved(self.program, self.solver, self.gap, self.best, SHARE * self.clock.limit)
+            self.best = improved(self.program, self.solver, self.gap, self.best, NEIGHBOURHOOD_SHARE * self.clock.limit)
 
     def _take(self, found: Outcome) -> None:
         if len(found.values) and (self.best is None or found.objective < self.best.objective):
@@ -187,7 +187,7 @@ class Incumbent:
 
     def near(self, node: Outcome) -> float:
         """The first cost limit of a box: solutions up to this cost are looked for first."""
-        return node.objective + max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
+        return node.objective + max(abs(node.objective) * max(self.gap, _FIRST_MARGIN), 1e-6)
 
     def enough(self) -> float:
         """The bound at which a box is closed: infinite without an incumbent, else at most the program's limit."""

@@ -14,7 +14,7 @@ from autopar.solver.model import Model
 from autopar.solver.problem import Choice, Problem
 from autopar.solver.seconds.costs import Costs, Tables
 
-_STEPS = 30  # bisection steps in which a cost limit is found
+_BISECTION_STEPS = 30  # bisection steps in which a cost limit is found
 
 Kept = Sequence[Array]  # for each op, a boolean array: whether each of its choices is kept
 
@@ -64,7 +64,7 @@ class Ways:
         if self.pairs(of(limit)) <= most:
             return of(limit), limit
         low, high = 0.0, min(limit, max(float(some.max()) for some in least))
-        for _ in range(_STEPS):
+        for _ in range(_BISECTION_STEPS):
             middle = (low + high) / 2
             low, high = (middle, high) if self.pairs(of(middle)) <= most else (low, middle)
         return of(low), low

@@ -79,7 +79,7 @@ def test_what_flows_are_worth_tells_choices_apart(with_flows: bool) -> None:
 
 def test_a_far_box_is_proven_where_a_solution_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where its relaxation was not done in time, so that it is not cut."""
-    monkeypatch.setattr(incumbent, "FEW", 0)
+    monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", 0)
     asked = hidden()
     root = replace(asked.relax("highs", 60.0, {}), status="stopped")
     far = Outcome("feasible", np.zeros(len(asked.names)), 9.0, 0.0)
@@ -99,7 +99,7 @@ def test_experts_that_gather_in_part_are_told_apart(monkeypatch: pytest.MonkeyPa
     cuts, split, found = [], Choices.split, []
     monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(parts := split(*some)) or parts)
     for few in (0, 1_000_000):
-        monkeypatch.setattr(incumbent, "FEW", few)
+        monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", few)
         cuts.clear()
         made = plan(model, {"input_ids": tokens, "labels": tokens}, Cluster.preset("h100", (2, 2)), precision="bf16")
         assert made.certificate.status == "optimal"
@@ -153,11 +153,12 @@ def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(
 ) -> None:
     """Ten graphs, in which every box is cut by choices until its relaxation is whole, or HiGHS begins it before."""
     cuts, split, begun, begin = [], Choices.split, [], incumbent.Incumbent.begin
-    for module, name, value in ((incumbent, "FEW", few), (search, "_SMALL", 0.0), (branching, "_ROUND", 1)):
+    names = "MAX_SMALL_PROGRAM", "_MAX_PART_SHARE", "_ROUND_EVERY"
+    for module, name, value in zip((incumbent, search, branching), names, (few, 0.0, 1), strict=True):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(branching, "_CUTS", most)
-    monkeypatch.setattr(incumbent, "_NODES", 0)
-    monkeypatch.setattr(incumbent, "_FEW_KEPT", 0)
+    monkeypatch.setattr(branching, "_MAX_CUTS", most)
+    monkeypatch.setattr(incumbent, "_FIRST_NODES", 0)
+    monkeypatch.setattr(incumbent, "_MAX_VARIABLES_AT_ONCE", 0)
     monkeypatch.setattr(incumbent.Incumbent, "begin", lambda *some: begun.append(found := begin(*some)) or found)
     monkeypatch.setattr(incumbent.Incumbent, "has_many", lambda _, node: node.status == "optimal")
     monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(found := split(*some)) or found)

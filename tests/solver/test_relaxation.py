@@ -12,7 +12,7 @@ from test_branches import Normed, four
 from toys import cluster, on_meta, toy
 
 from autopar.solver.linear import engines, highs, relaxation
-from autopar.solver.linear.highs import ENOUGH, LIMIT, HighsSession
+from autopar.solver.linear.highs import CUTOFF_REACHED, ITERATION_LIMIT, HighsSession
 from autopar.solver.linear.outcome import Bounds
 from autopar.solver.linear.pricing import bound_by, least_more
 from autopar.solver.linear.program import Program
@@ -40,7 +40,7 @@ def program(part: float, *mesh: int) -> Program:
     ],
 )
 def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     asked = program(part, *mesh)
     [(count, whether)] = asked.counts
     last = asked.relax("highs", 60.0, {})
@@ -65,14 +65,14 @@ def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: p
     """Whether it brings an answer, proves that there is none, or takes too long."""
     asked, ends = program(part, 2, 2), []
     whole = asked.relax("cbc", 60.0, {})
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
-    monkeypatch.setattr(highs, "_PRESOLVED", 0)
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
+    monkeypatch.setattr(highs, "_MIN_ROWS_PRESOLVE", 0)
     monkeypatch.setattr(highs, "_TURN", turn)
     monkeypatch.setattr(highs, "_ITERATIONS", (500 if turn else 10, 1.0))
     solve = HighsSession._solve_presolved
     monkeypatch.setattr(HighsSession, "_solve_presolved", lambda some: ends.append(solve(some)) or ends[-1])
     found = asked.relax("highs", 60.0, {})
-    assert (ends[0] == LIMIT) == (turn == 0.0)
+    assert (ends[0] == ITERATION_LIMIT) == (turn == 0.0)
     assert found.status == whole.status
     assert found.objective == pytest.approx(whole.objective, rel=1e-6)
 
@@ -125,7 +125,7 @@ def test_the_whole_relaxation_is_solved_once_for_each_objective() -> None:
 
 def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared conversion's row holds `kept` too, so that it has no dual value of one's choice while it is left out."""
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     asked = Program()
     source, reader = ([asked.variable(name) for _ in range(2)] for name in "xy")
     for choices in (source, reader):
@@ -234,7 +234,7 @@ def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_box_above_a_cutoff_is_closed(
     mesh: tuple[int, ...], from_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     asked = program(0.3, *mesh)
     [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
@@ -258,7 +258,7 @@ def test_a_box_above_a_cutoff_is_closed(
 def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """From nothing, where HiGHS changes costs and so looks at no cutoff."""
     asked, statuses, by_steps = program(0.3, 2, 2), list[str](), HighsSession._solve_by_steps
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     monkeypatch.setattr(highs, "_ITERATIONS", (1, 0.0))
     monkeypatch.setattr(highs, "_IN_A_BOX", 0.0)
     monkeypatch.setattr(highs, "_ANEW", (*[20] * 40, 10_000))
@@ -279,7 +279,7 @@ def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch
                 assert found.status == best.status
                 assert found.status == "infeasible" or found.objective == pytest.approx(optimum, rel=1e-6)
     assert ends == {"optimal", "infeasible", "closed"}
-    assert {ENOUGH, "Optimal"} <= set(statuses)
+    assert {CUTOFF_REACHED, "Optimal"} <= set(statuses)
 
 
 def test_any_dual_values_bound_the_optimum() -> None:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(0)  # which goes by the clock
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest budget is the exact one, however long it takes, so that tests do not depend on the clock."""
-    monkeypatch.setattr(smallest_budgets, "_LARGE", 1_000_000)
+    monkeypatch.setattr(smallest_budgets, "_MAX_FLOWS", 1_000_000)
     endless = smallest_budgets._Seconds(least=NO_LIMIT)
     monkeypatch.setattr(smallest_budgets._Seconds, "within", lambda _: endless)
 
@@ -122,7 +122,7 @@ def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypat
     Compared are plans in which equal blocks share their decisions, which certificates speak of. What blocks then gain
     by deciding for themselves is a search that ends early, and another one for each order.
     """
-    monkeypatch.setattr(smallest_budgets, "_LARGE", 0)  # near the smallest will do, which takes long on two axes
+    monkeypatch.setattr(smallest_budgets, "_MAX_FLOWS", 0)  # near the smallest will do, which takes long on two axes
     monkeypatch.setattr(smallest_budgets._Seconds, "within", lambda _: smallest_budgets._Seconds())
     monkeypatch.setattr(solving, "refined", lambda asked, model, solution, *_: solution)
     asked = problem(name, 2, 4)

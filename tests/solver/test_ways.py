@@ -124,9 +124,9 @@ def test_few_ways_have_the_optimum_or_say_how_far_they_are(
 ) -> None:
     problem, gap = problem_of(name, *mesh), 1e-4
     whole = run(Model(problem), "highs", 60.0, gap)
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", pairs)
-    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", pairs)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", 0)
     model, found = Pruner(solver, gap).free(problem, 60.0)
     assert len(model.program.names) < len(Model(problem).program.names)
     assert found.bound <= whole.objective * (1 + 1e-7)
@@ -150,10 +150,10 @@ def test_a_plan_is_read_from_what_is_known_of_ways(name: str, monkeypatch: pytes
     assert all(some.sum() == 1 for some in read)
     network.climb()
     assert network.bound >= before, "reading it took something from the messages"
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_READ", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", (1,))
-    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_CHEAPEST", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", (1,))
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", 0)
     model, found = Pruner("highs", 1e-9).free(problem, 60.0)
     assert all(len(op.choices) == 1 for op in model.problem.ops)
     assert chosen_alike(model.problem, of_few(problem, read))
@@ -170,8 +170,8 @@ def chosen_alike(one: Problem, other: Problem) -> bool:
 def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where few ways leave a gap; without memory for more, their plan is kept."""
     problem, gap, seen = problem_of("t5-4", 2, 2), 1e-4, list[int]()
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", (1_500, 1_600))
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", (1_500, 1_600))
     for sure, largest in ((0, None), (1 << 60, None), (1 << 60, 1)):
 
         def run_or_fail(model: Model, *args: Any, largest: int | None = largest, **options: Any) -> Outcome:
@@ -181,7 +181,7 @@ def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyP
             return run(model, *args, **options)
 
         seen.clear()
-        monkeypatch.setattr(pruning, "_SURE", sure)
+        monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", sure)
         monkeypatch.setattr(pruning, "run", run_or_fail)
         _, found = Pruner("highs", gap).free(problem, 60.0)
         assert found.status == ("optimal" if sure and largest is None else "feasible")
@@ -194,9 +194,9 @@ def test_plans_of_few_ways_leave_time_for_a_proof(
 ) -> None:
     """All time is for the last program, or for one that has all ways that a better plan can use."""
     problem, times = problem_of("gpt2-4", 2, 2, 2), []
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", pairs)
-    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", pairs)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", 0)
     monkeypatch.setattr(pruning, "cpu_seconds", lambda: 0.0)
 
     def run_without_proof(model: Model, solver: str, time_limit: float, *given: Any, **more: Any) -> Outcome:
@@ -214,9 +214,9 @@ def test_a_program_whose_successor_would_take_too_long_is_the_last(
 ) -> None:
     """By the seconds that its relaxation took."""
     problem, times, gone = problem_of("gpt2-4", 2, 2, 2), [], [0.0]
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", (1_500, 1_600, 1_700))
-    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", (1_500, 1_600, 1_700))
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", 0)
     monkeypatch.setattr(pruning, "cpu_seconds", lambda: gone[0])
     monkeypatch.setattr(pruning, "weigh", lambda *given: None)
     root = Program.root
@@ -271,10 +271,10 @@ def test_few_ways_under_a_budget(
     model = Model(problem)
     Rows(model, budget)
     whole = run(model, "highs", 120.0, gap)
-    monkeypatch.setattr(under_budget, "PLAIN", 0)
+    monkeypatch.setattr(under_budget, "MAX_FLOWS_ALL_CHOICES", 0)
     some = Ways(problem).pairs(Ways(problem).all) // 4
-    monkeypatch.setattr(under_budget, "_FEW", (some // 2, some))
-    monkeypatch.setattr(under_budget, "_MOST", most)
+    monkeypatch.setattr(under_budget, "_MAX_FLOWS_RESTRICTED", (some // 2, some))
+    monkeypatch.setattr(under_budget, "_MAX_FLOWS_BETTER_PLANS", most)
     model, found, is_all = fastest_within(Pruner("highs", gap), problem, budget, 120.0)
     assert is_all == (most > 0) or (is_all < (most > 0) and found.status == "optimal")  # few ways prove it
     if part < 0:
@@ -296,7 +296,8 @@ def test_where_few_ways_have_no_plan_one_of_little_memory_is_the_first(
     asked, *_ = four(2, 2)
     problem = asked.problem()
     budget = 1.001 * least_memory(problem, 1e-3).budget_bytes
-    for name, value in {"PLAIN": 0, "_MOST": most, "_FEW": (1, 1)}.items():
+    sizes = {"MAX_FLOWS_ALL_CHOICES": 0, "_MAX_FLOWS_BETTER_PLANS": most, "_MAX_FLOWS_RESTRICTED": (1, 1)}
+    for name, value in sizes.items():
         monkeypatch.setattr(under_budget, name, value)
     plans = Pruner("highs", 1e-3)
     small = LeastMemory(problem, plans)
@@ -317,7 +318,7 @@ def test_a_plan_is_kept_where_memory_is_too_little_for_its_proof(monkeypatch: py
         seen.append(run(*args, **options))
         return seen[0]
 
-    monkeypatch.setattr(under_budget, "PLAIN", 0)
+    monkeypatch.setattr(under_budget, "MAX_FLOWS_ALL_CHOICES", 0)
     monkeypatch.setattr(under_budget, "run", run_once)
     _, found, is_all = fastest_within(Pruner("highs", 1e-6), problem, (least + largest) / 2, 120.0)
     assert found.objective == seen[0].objective and found.status == "feasible" and not is_all
