@@ -53,7 +53,7 @@ class Relaxation:
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self.duals = np.zeros(self.matrix.lines)
         self._missed = 0.0  # at most 0: what the missing columns may add to the objective
-        self._held = HighsSession(self.matrix)
+        self._session = HighsSession(self.matrix)
 
     def solve(
         self,
@@ -76,13 +76,13 @@ class Relaxation:
         begun = cpu_seconds()
         self.matrix.bound(bounds)
         if basis is not None:
-            self._held.stand(basis)
+            self._session.start_from(basis)
             self.inside[basis[0]] = True
-        start: Start = "plain" if close == math.inf else "basis"
+        start: Start = "unperturbed" if close == math.inf else "warm"
         while True:
             gone = cpu_seconds() - begun
-            status = self._held.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff, start=start)
-            start = "basis"
+            status = self._session.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff, start=start)
+            start = "warm"
             if status == "Infeasible":
                 if not self._mend():
                     return "infeasible"
@@ -90,7 +90,7 @@ class Relaxation:
                 return "closed"
             elif status == CUTOFF_REACHED:
                 if not self._enter_above():
-                    cutoff, start = math.inf, "basis"  # the dual values do not confirm what HiGHS says
+                    cutoff, start = math.inf, "warm"  # the dual values do not confirm what HiGHS says
             elif status != "Optimal":
                 return "stopped"
             elif not self._enter(_PRICING_GAP if close is None else close):
@@ -102,11 +102,11 @@ class Relaxation:
     @property
     def basis(self) -> Basis | None:
         """The basis of the last optimum."""
-        return self._held.basis
+        return self._session.basis
 
     def _enter(self, close: float) -> bool:
         """Read the answer, and let columns enter that would improve it; False if none would."""
-        self.objective, self.values, self.duals = self._held.answer()
+        self.objective, self.values, self.duals = self._session.answer()
         tolerance = _PRICING_TOLERANCE * abs(self.objective)
         self.reduced, flows, loose = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
         lacking = ~self.inside
@@ -127,19 +127,19 @@ class Relaxation:
         """Whether the dual values of the answer prove that no solution costs less than the cutoff."""
         if cutoff == math.inf:
             return False
-        self.objective = bound_by(self.matrix, self.inside, self._held.answer()[2])
+        self.objective = bound_by(self.matrix, self.inside, self._session.answer()[2])
         return self.objective >= cutoff
 
     def _enter_above(self) -> bool:
         """Let columns enter that would lower an answer at which HiGHS stopped early; False if none would."""
-        value, _, duals = self._held.answer()
+        value, _, duals = self._session.answer()
         reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, _PRICING_TOLERANCE * abs(value))
         self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(reduced, _ENTERING_FLOWS, flows))
         return bool(flows.any())
 
     def _mend(self) -> bool:
         """Farkas pricing: let columns enter that refute HiGHS's proof of infeasibility; False if none does."""
-        ray = self._held.ray()
+        ray = self._session.ray()
         more = np.ones_like(self.inside)
         if ray is not None:
             _, more, _ = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _PRICING_TOLERANCE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monk
             last = few
 
 
-@pytest.mark.parametrize("turn", [highs._TURN, 0.0])
+@pytest.mark.parametrize("turn", [highs._LIMITS.perturbed_by_rows, 0.0])
 @pytest.mark.parametrize("part", [-0.01, 0.0, 0.3, 1.0])
 def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it brings an answer, proves that there is none, or takes too long."""
@@ -67,10 +68,10 @@ def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: p
     whole = asked.relax("cbc", 60.0, {})
     monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     monkeypatch.setattr(highs, "_MIN_ROWS_PRESOLVE", 0)
-    monkeypatch.setattr(highs, "_TURN", turn)
-    monkeypatch.setattr(highs, "_ITERATIONS", (500 if turn else 10, 1.0))
-    solve = HighsSession._solve_presolved
-    monkeypatch.setattr(HighsSession, "_solve_presolved", lambda some: ends.append(solve(some)) or ends[-1])
+    limits = replace(highs._LIMITS, least=500 if turn else 10, perturbed_by_rows=turn)
+    monkeypatch.setattr(highs, "_LIMITS", limits)
+    solve = HighsSession._start_presolved
+    monkeypatch.setattr(HighsSession, "_start_presolved", lambda some: ends.append(solve(some)) or ends[-1])
     found = asked.relax("highs", 60.0, {})
     assert (ends[0] == ITERATION_LIMIT) == (turn == 0.0)
     assert found.status == whole.status
@@ -257,12 +258,14 @@ def test_a_box_above_a_cutoff_is_closed(
 
 def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """From nothing, where HiGHS changes costs and so looks at no cutoff."""
-    asked, statuses, by_steps = program(0.3, 2, 2), list[str](), HighsSession._solve_by_steps
+    asked, statuses, solve = program(0.3, 2, 2), list[str](), HighsSession._start_cold_by_steps
     monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
-    monkeypatch.setattr(highs, "_ITERATIONS", (1, 0.0))
-    monkeypatch.setattr(highs, "_IN_A_BOX", 0.0)
-    monkeypatch.setattr(highs, "_ANEW", (*[20] * 40, 10_000))
-    monkeypatch.setattr(HighsSession, "_solve_by_steps", lambda *some: statuses.append(by_steps(*some)) or statuses[-1])
+    limits = {"least": 1, "warm_by_cold_start": 0.0, "warm_by_cold_start_in_box": 0.0}
+    steps = (*[20] * 40, 10_000)
+    monkeypatch.setattr(highs, "_LIMITS", replace(highs._LIMITS, **limits, cold_steps=steps))
+    monkeypatch.setattr(
+        HighsSession, "_start_cold_by_steps", lambda *some: statuses.append(solve(*some)) or statuses[-1]
+    )
     [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     ends = set[str]()
@@ -288,7 +291,7 @@ def test_any_dual_values_bound_the_optimum() -> None:
     assert root.relaxation is not None
     matrix, inside = asked.matrix(), root.relaxation.inside
     matrix.bound({})
-    _, _, duals = root.relaxation._held.answer()
+    _, _, duals = root.relaxation._session.answer()
     assert bound_by(matrix, inside, duals) == pytest.approx(root.objective, rel=1e-3)
     for _ in range(20):
         wrong = duals + draw.normal(size=len(duals)) * draw.choice([1e-3, 1e-1, 10.0])

@@ -174,7 +174,6 @@ def test_a_start_without_a_budget_that_takes_too_long_is_given_up(monkeypatch: p
     asked = program(0.3, 2, 2)
     best = search(asked, gap=1e-7)
     monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", 0)
-    monkeypatch.setattr(highs, "_OF_PLAIN", 0.0)
-    monkeypatch.setattr(highs, "_ITERATIONS", (1, 1.0))
+    monkeypatch.setattr(highs, "_LIMITS", replace(highs._LIMITS, least=1, unperturbed_by_rows=0.0))
     assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
     assert search(asked, gap=1e-7).objective == pytest.approx(best.objective, rel=1e-6)
