@@ -48,8 +48,6 @@ _MAX_CUTS = 30  # cuts by choices in a small program, after which HiGHS is faste
 # Share of the time, and HiGHS nodes, to close a small program with a far relaxation at once:
 _WHOLE_SHARE, _WHOLE_NODES = 1 / 3, 4_000
 
-Heap = list[tuple[float, int, Outcome]]
-
 
 class Branching:
     """Branch and bound in one program; `best`: a solution that is known already.
@@ -69,8 +67,8 @@ class Branching:
     ) -> None:
         self.program, self.limit, self.boxes = program, limit, Boxes(program)
         self.incumbent = Incumbent(program, solver, gap, clock, best, limit)
-        self.slow = self.incumbent.slow
-        self.heap: Heap = []
+        self.is_large = self.incumbent.is_large
+        self.heap: list[tuple[float, int, Outcome]] = []  # bound, order of insertion, box
         self.order = itertools.count()
         self.cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are still open
         self.cuts = 0
@@ -83,12 +81,12 @@ class Branching:
         incumbent, heap, splits = self.incumbent, self.heap, 0
         self._push(root)
         self.binds = bool(self.program.counts) and self.program.budget_binds(root)
-        is_far = not self.slow and self.binds and incumbent.is_far(root.objective)
+        is_far = not self.is_large and self.binds and incumbent.is_far(root.objective)
         if is_far and incumbent.closes(root, _WHOLE_SHARE, _WHOLE_NODES):
             heap.clear()
-        if self.slow and incumbent.best is None and not self._is_done(root):
+        if self.is_large and incumbent.best is None and not self._is_done(root):
             self._dive(root)
-        while incumbent.left() > 0 or incumbent.best is None:
+        while incumbent.seconds_left() > 0 or incumbent.best is None:
             if min(self._left(), default=math.inf) > self.limit:
                 break
             if incumbent.clock.gone > incumbent.clock.limit / 2 and incumbent.is_far(self._bound()):
@@ -106,26 +104,27 @@ class Branching:
                 self._close(node)
                 continue
             splits += 1
-            if splits > _MAX_SPLITS and not self.slow and self._closes_all(root, node, splits):
+            if splits > _MAX_SPLITS and not self.is_large and self._closes_all(root, node, splits):
                 break
-            self._split(root, node, blind=splits >= (1 if self.slow else _SPLITS_BEFORE_DIVE))
+            self._split(root, node, blind=splits >= (1 if self.is_large else _SPLITS_BEFORE_DIVE))
         if incumbent.best is None:
             return Outcome("infeasible", (), math.inf, math.inf)
-        if incumbent.left() <= 0:
+        if incumbent.seconds_left() <= 0:
             incumbent.improve(self._bound())
         bound = min(self._bound(), incumbent.best.objective)
-        return replace(incumbent.best, status="optimal" if bound >= incumbent.proof() else "feasible", bound=bound)
+        status = "optimal" if bound >= incumbent.proof_bound() else "feasible"
+        return replace(incumbent.best, status=status, bound=bound)
 
     def _split(self, root: Outcome, node: Outcome, blind: bool) -> None:
         """Split a box by its counts; `blind`: so many splits are made that a dive for a first solution is due."""
         incumbent = self.incumbent
-        for bounds in self.boxes.split(node, (0.0 if incumbent.best is None else 0.5) if self.slow else None):
+        for bounds in self.boxes.split(node, (0.0 if incumbent.best is None else 0.5) if self.is_large else None):
             if incumbent.closed(node.objective):
                 self._push(replace(node, counts=bounds))
                 continue
             child = self._part(node, bounds)
             done = self._is_done(child)
-            large = done and incumbent.is_large(child)
+            large = done and incumbent.is_large_box(child)
             if done and not large and self._as_good(child, node):
                 self._close(child)  # its solution may close the other boxes
             else:
@@ -142,7 +141,7 @@ class Branching:
         left of it, and otherwise tries once, for a share of the time, if little is left to prove."""
         incumbent, least = self.incumbent, min([node.objective, *self._left()])
         tries = incumbent.best is not None and splits == _MAX_SPLITS + 1 and not incumbent.is_far(least)
-        if incumbent.is_small(root):
+        if incumbent.is_small_box(root):
             incumbent.solve(root, least=least)
         elif not (tries and incumbent.closes(root, NEIGHBOURHOOD_SHARE)):
             return False
@@ -169,7 +168,7 @@ class Branching:
         if self.plunge is not None:
             first = next((entry for entry in self.heap if entry[2] is self.plunge), first)
             self.plunge = None
-        elif self.slow and best is not None and self._is_done(first[2]) and not self.incumbent.is_mixed(first[2]):
+        elif self.is_large and best is not None and self._is_done(first[2]) and not self.incumbent.is_mixed(first[2]):
             first = next((e for e in self.heap if self._is_done(e[2]) and holds(e[2].counts, best.values)), first)
         self.heap.remove(first)
         heapify(self.heap)
@@ -186,7 +185,8 @@ class Branching:
         """The relaxation of a part of a node's box; the node's own if that is exact and lies in the part."""
         if self.boxes.is_fixed(bounds) and holds(bounds, node.values) and self._is_right(node):
             return replace(node, counts=bounds)
-        return self.program.relax_again(node, max(self.incumbent.left(), 1.0), bounds, cutoff=self.incumbent.enough())
+        seconds = max(self.incumbent.seconds_left(), 1.0)
+        return self.program.relax_again(node, seconds, bounds, cutoff=self.incumbent.cutoff())
 
     def _is_done(self, node: Outcome) -> bool:
         """Whether a box is ready for an integer program: its counts are fixed, or several are open but its products are
@@ -196,7 +196,7 @@ class Branching:
             return False
         if self.boxes.is_fixed(node.counts):
             return True
-        several = self.slow or len(self.boxes.open(node.counts)) > 1
+        several = self.is_large or len(self.boxes.open(node.counts)) > 1
         return node.status == "optimal" and several and self._is_right(node)
 
     def _is_right(self, node: Outcome) -> bool:
@@ -220,12 +220,12 @@ class Branching:
         if self.incumbent.best is None:
             highest = self.boxes.at({count: self.boxes.range({}, count)[1] for count, _ in self.program.counts})
             self._round_parts(self._part(root, highest))
-            self.incumbent.first(root, highest)
+            self.incumbent.find_first(root, highest)
 
     def _round_parts(self, node: Outcome) -> None:
         """Round a box's relaxation; in a small program, cut by choices and round the likelier part, and so on."""
-        for _ in range(1 if self.slow else _MAX_CUTS):
-            if node.status != "optimal" or self.incumbent.left() <= 0:
+        for _ in range(1 if self.is_large else _MAX_CUTS):
+            if node.status != "optimal" or self.incumbent.seconds_left() <= 0:
                 return
             self.incumbent.round(node)
             parts = self.choices.split(node) if self.incumbent.best is None else None
@@ -238,12 +238,10 @@ class Branching:
     def choices(self) -> Choices:
         return Choices(self.program.matrix(), with_flows=not self.binds)
 
-    # -- choices ------------------------------------------------------------------------------------------------------
-
     def _close(self, box: Outcome) -> None:
         """Solve a box that is done, or keep the parts that are still open: of a large program for last."""
         parts = self._finish(box)
-        if self.slow:
+        if self.is_large:
             self.cut.append((box, parts))
             return
         for part in parts:
@@ -257,25 +255,27 @@ class Branching:
         incumbent, node, left = self.incumbent, box, list[Outcome]()
         if incumbent.best is None and not incumbent.has_many(box) and not self.program.counts and incumbent.solve(box):
             return []
-        if incumbent.best is None and not self.slow and self.program.as_whole(box) is None:
+        if incumbent.best is None and not self.is_large and self.program.as_whole(box) is None:
             incumbent.round(box)
         for depth in itertools.count(1):
             if node.status in ("closed", "infeasible"):
-                if not left or (self.slow and (incumbent.left() <= 0 or not incumbent.is_mixed(left[-1]))):
+                if not left or (self.is_large and (incumbent.seconds_left() <= 0 or not incumbent.is_mixed(left[-1]))):
                     break
                 other = left.pop()  # the part to go on with
                 node = self._part(other, other.counts)
                 continue
-            if incumbent.closed(node.objective) or (depth > 1 and (incumbent.left() <= 0 or not self._is_done(node))):
+            if incumbent.closed(node.objective):
+                return [*left, node]
+            if depth > 1 and (incumbent.seconds_left() <= 0 or not self._is_done(node)):
                 return [*left, node]
             if left and not incumbent.has_many(box):
                 incumbent.solve(box)
                 return []
             if any(incumbent.is_mixed(other) for other in left) and not incumbent.is_mixed(node):
                 return [*left, node]  # solving it would prove little while the bounds of others are far below
-            many = incumbent.has_many(node) and (self.cuts < _MAX_CUTS or not incumbent.is_small(node))
+            many = incumbent.has_many(node) and (self.cuts < _MAX_CUTS or not incumbent.is_small_box(node))
             if many and self.cuts >= _MAX_CUTS:
-                node = replace(node, objective=incumbent.begin(node))
+                node = replace(node, objective=incumbent.partial_solve(node))
                 if incumbent.closed(node.objective):
                     incumbent.proven = min(incumbent.proven, node.objective)
                     break
@@ -283,10 +283,10 @@ class Branching:
             if parts is None:
                 incumbent.solve(node)
                 break
-            self.cuts += not self.slow
+            self.cuts += not self.is_large
             left.append(replace(node, status="waiting", counts=parts[1]))
             node = self._part(node, parts[0])
-            if node.status == "optimal" and (depth % _ROUND_EVERY == 0 or not self.slow):
+            if node.status == "optimal" and (depth % _ROUND_EVERY == 0 or not self.is_large):
                 incumbent.round(node)
         return left
 

@@ -110,8 +110,8 @@ def test_what_is_left_of_a_larger_program_is_begun_once(monkeypatch: pytest.Monk
     bounds: list[tuple[float, bool]] = []
 
     class Watched(incumbent.Incumbent):
-        def begin(self, node: Outcome, part: float = 1.0, nodes: int | None = None) -> float:
-            found = super().begin(node, part, nodes)
+        def partial_solve(self, node: Outcome, part: float = 1.0, nodes: int | None = None) -> float:
+            found = super().partial_solve(node, part, nodes)
             bounds.append((part, self.closed(found)))
             return found
 

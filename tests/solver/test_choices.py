@@ -152,14 +152,14 @@ def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(
     few: int, most: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten graphs, in which every box is cut by choices until its relaxation is whole, or HiGHS begins it before."""
-    cuts, split, begun, begin = [], Choices.split, [], incumbent.Incumbent.begin
+    cuts, split, begun, solve = [], Choices.split, [], incumbent.Incumbent.partial_solve
     names = "MAX_SMALL_PROGRAM", "_MAX_PART_SHARE", "_ROUND_EVERY"
     for module, name, value in zip((incumbent, search, branching), names, (few, 0.0, 1), strict=True):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(branching, "_MAX_CUTS", most)
     monkeypatch.setattr(incumbent, "_FIRST_NODES", 0)
     monkeypatch.setattr(incumbent, "_MAX_VARIABLES_AT_ONCE", 0)
-    monkeypatch.setattr(incumbent.Incumbent, "begin", lambda *some: begun.append(found := begin(*some)) or found)
+    monkeypatch.setattr(incumbent.Incumbent, "partial_solve", lambda *some: begun.append(one := solve(*some)) or one)
     monkeypatch.setattr(incumbent.Incumbent, "has_many", lambda _, node: node.status == "optimal")
     monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(found := split(*some)) or found)
     for seed in range(first, first + 10):
