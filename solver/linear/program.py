@@ -117,15 +117,15 @@ class Program:
         return numbers
 
     def implies(
-        self, name: str, small: Array, big: Array, terms: Sequence[tuple[int, float]] = (), right: float = 0.0
+        self, name: str, child: Array, parent: Array, terms: Sequence[tuple[int, float]] = (), right: float = 0.0
     ) -> None:
-        """Add rows `big - small + terms >= right`, one for each pair; they must be redundant if `small` is 0."""
-        rows = self._rows(name, len(small), 1, right)
-        self.entries.many(rows, big, 1.0)
-        self.entries.many(rows, small, -1.0)
+        """Add rows `parent - child + terms >= right`, one for each pair; they must be redundant if `child` is 0."""
+        rows = self._rows(name, len(child), 1, right)
+        self.entries.many(rows, parent, 1.0)
+        self.entries.many(rows, child, -1.0)
         for variable, coefficient in terms:
             self.entries.many(rows, np.full(len(rows), variable), coefficient)
-        self.implied_rows.append(Implied(rows, small, big, not terms))
+        self.implied_rows.append(Implied(rows, child, parent, not terms))
 
     def multiple(
         self, name: str, variables: Array, ones: Sequence[Array], times: Mapping[int, float], most: float

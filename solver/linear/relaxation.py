@@ -46,7 +46,7 @@ class Relaxation:
         if everything:
             self.inside = np.ones(matrix.columns, dtype=bool)
         elif first is not None:
-            self.inside = matrix.with_company(matrix.cheapest(1) | first)
+            self.inside = matrix.with_dependents(matrix.cheapest(1) | first)
         else:
             self.inside = matrix.cheapest(cheapest)
         self.objective = math.inf
@@ -108,19 +108,21 @@ class Relaxation:
         """Read the answer, and let columns enter that would improve it; False if none would."""
         self.objective, self.values, self.duals = self._session.answer()
         tolerance = _PRICING_TOLERANCE * abs(self.objective)
-        self.reduced, flows, loose = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
+        self.reduced, flows, excess = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
         lacking = ~self.inside
         if not flows.any():
-            self.objective -= loose
+            self.objective -= excess
             return False
-        missed = float(self.matrix.least_by_use(np.where(lacking, self.reduced, 0.0)).sum()) - loose
+        missed = float(self.matrix.least_by_use(np.where(lacking, self.reduced, 0.0)).sum()) - excess
         others = lacking & (self.reduced < -tolerance)
         others[self.matrix.flows[:, 0]] = False
         self._missed = missed + float((self.reduced[others] * self.matrix.upper[others]).sum())
         if -missed <= close * abs(self.objective) and not others.any():
             self.objective += missed
             return False
-        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(self.reduced, _ENTERING_FLOWS, flows))
+        self.inside = self.matrix.with_dependents(
+            self.inside | self.matrix.least_of(self.reduced, _ENTERING_FLOWS, flows)
+        )
         return True
 
     def _above(self, cutoff: float) -> bool:
@@ -134,7 +136,7 @@ class Relaxation:
         """Let columns enter that would lower an answer at which HiGHS stopped early; False if none would."""
         value, _, duals = self._session.answer()
         reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, _PRICING_TOLERANCE * abs(value))
-        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(reduced, _ENTERING_FLOWS, flows))
+        self.inside = self.matrix.with_dependents(self.inside | self.matrix.least_of(reduced, _ENTERING_FLOWS, flows))
         return bool(flows.any())
 
     def _mend(self) -> bool:
@@ -142,6 +144,6 @@ class Relaxation:
         ray = self._session.ray()
         more = np.ones_like(self.inside)
         if ray is not None:
-            _, more, _ = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _PRICING_TOLERANCE)
-        known, self.inside = self.inside, self.matrix.with_company(self.inside | more)
+            more = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _PRICING_TOLERANCE).entering
+        known, self.inside = self.inside, self.matrix.with_dependents(self.inside | more)
         return bool((self.inside != known).any())

@@ -106,7 +106,7 @@ class Incumbent:
         matrix.bound(node.counts)
         held = held_of(self.program)
         kept = without_zeros(matrix, held | ~matrix.integer | (node.values > INTEGRALITY), held)
-        kept = np.flatnonzero(matrix.with_company(kept))
+        kept = np.flatnonzero(matrix.with_dependents(kept))
         cutoff, seconds = self.cutoff(), self.seconds_left()
         self._take(self.program.integrate(self.solver, kept, seconds, self.gap, node.counts, cutoff=cutoff))
 

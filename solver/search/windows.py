@@ -72,4 +72,4 @@ def _around(program: Program, choices: Choices, best: Outcome, window: Array, bo
     held = held_of(program)
     kept = np.ones(matrix.columns, dtype=bool)
     kept[choices.columns] = window[choices.owner] | (best.values[choices.columns] > 1 / 2)
-    return np.flatnonzero(matrix.with_company(without_zeros(matrix, kept | held, held)))
+    return np.flatnonzero(matrix.with_dependents(without_zeros(matrix, kept | held, held)))
