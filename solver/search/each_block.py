@@ -43,7 +43,7 @@ the memory rows of all blocks take longer."""
 _MIXED_NODES, _STORAGE_NODES = 20, 100  # HiGHS nodes for mixed choices and for storages: no limits by the clock
 _FOLDED_RELAXATION_GAP = 1e-3  # the folded relaxation may stop this far below its optimum (relative)
 
-Ways = Mapping[fx.Node, Sequence[Strategy]]
+Strategies = Mapping[fx.Node, Sequence[Strategy]]
 
 
 def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
@@ -61,8 +61,8 @@ def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: flo
         for i in range(stage.count)
     }
 
-    def within(ways: Ways) -> Model:
-        model = Model(asked.each_block(ways, levels))
+    def within(strategies: Strategies) -> Model:
+        model = Model(asked.each_block(strategies, levels))
         Rows(model, asked.usable_bytes)
         return model
 
@@ -95,7 +95,7 @@ def differing(asked: SolveRequest, folded: Model, solution: Solution, seconds: f
     return _faster(model, _told_apart(model, solution, asked.solver, clock, asked.gap), solution, asked.gap)
 
 
-def _storages(asked: SolveRequest, solution: Solution) -> Ways:
+def _storages(asked: SolveRequest, solution: Solution) -> Strategies:
     """The choices of a solution, and all choices of parameters."""
     return {
         node: some if asked.memory.is_parameter(node) or node not in solution.chosen else (solution.chosen[node],)
@@ -103,7 +103,7 @@ def _storages(asked: SolveRequest, solution: Solution) -> Ways:
     }
 
 
-def _mixed(asked: SolveRequest, folded: Model, relaxed: Outcome, solution: Solution) -> Ways:
+def _mixed(asked: SolveRequest, folded: Model, relaxed: Outcome, solution: Solution) -> Strategies:
     """The choices of nonzero value in a relaxation of the folded problem, and those of its solution."""
     problem = folded.problem
     used = [

@@ -29,10 +29,10 @@ from autopar.solver.memory.rows import Rows
 from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
+from autopar.solver.search.choice_subsets import ChoiceSubset, chosen, fixed_counts, restricted_to
 from autopar.solver.search.pruning import Found, Pruner
 from autopar.solver.search.search import search
 from autopar.solver.search.under_budget import fastest_within
-from autopar.solver.search.ways import Kept, chosen, counts, few
 from autopar.solver.seconds.objective import price
 
 # Pairs of layouts (one flow variable each):
@@ -93,35 +93,35 @@ class LeastMemory:
         self._seconds = _Seconds.within(time_limit)
 
     @cached_property
-    def _pairs(self) -> int:
-        return self.pruner.pairs(self.problem)
+    def _flows(self) -> int:
+        return self.pruner.count_flows(self.problem)
 
     @cached_property
     def _soon(self) -> Smallest | None:
         """The plan of least memory among few choices (in a small program, among all); None if none is found soon."""
         with suppress(InfeasibleError, TimeLimitError):
-            if self._pairs <= _MAX_FLOWS:
+            if self._flows <= _MAX_FLOWS:
                 model, gap = Model(self.problem), self.pruner.gap
             else:
-                model = Model(few(self.problem, self._few()), tables=self.pruner.tables)
+                model = Model(restricted_to(self.problem, self._restricted_choices()), tables=self.pruner.tables)
                 gap = max(self.pruner.gap, _LEAST_PEAK_GAP)
             first = replace(self._seconds, patience=max(self._seconds.patience, _MIN_FIRST_PATIENCE))
             outcome = _least(model, self.pruner.solver, gap, first)
             if len(outcome.values):
-                return _as_smallest(model, outcome, outcome.bound if self._pairs <= _MAX_FLOWS else 0.0)
+                return _as_smallest(model, outcome, outcome.bound if self._flows <= _MAX_FLOWS else 0.0)
         return None
 
-    def _few(self) -> Kept:
+    def _restricted_choices(self) -> ChoiceSubset:
         """The choices of fast plans, and all choices of parameters."""
         pruner, problem = self.pruner, self.problem
-        known = pruner.best_and_stored(problem)
-        return pruner.ways(problem).up_to(pruner.least(problem), known, _MAX_FLOWS, math.inf)[0]
+        bounds, required = pruner.choice_bounds(problem), pruner.best_and_stored(problem)
+        return pruner.choices(problem).up_to(bounds, required, _MAX_FLOWS, math.inf)[0]
 
     @cached_property
     def _bare(self) -> tuple[float, Smallest | None]:
         """From the model in which conversions take no memory: a lower bound in bytes on all plans (infinite if no plan
         meets the constraints), and the plan of its choices, if found, with the memory that it really needs."""
-        if self._pairs > _MAX_FLOWS_BARE and self._soon is not None:  # it would take minutes
+        if self._flows > _MAX_FLOWS_BARE and self._soon is not None:  # it would take minutes
             return 0.0, None
         bare, solver, gap = Model(self.problem, bare=True), self.pruner.solver, max(self.pruner.gap, _LEAST_PEAK_GAP)
         try:
@@ -155,7 +155,7 @@ class LeastMemory:
         Raises TimeLimitError if no plan is found in time.
         """
         known = self._soon
-        if known is not None and self._pairs <= _MAX_FLOWS:
+        if known is not None and self._flows <= _MAX_FLOWS:
             return replace(known, bound_bytes=min(max(known.bound_bytes, too_small), known.budget_bytes))
         bound, other = self._bare
         if bound == math.inf:
@@ -244,11 +244,11 @@ class _Trials:
 def _with_choices_of(problem: Problem, found: Found, solver: str, gap: float, seconds: _Seconds) -> Smallest | None:
     """The plan of the same choices and counts as `found`, whose model left out some memory, with the memory that it
     really needs; None if that takes too long to find."""
-    model = Model(few(problem, chosen(*found, problem)))
+    model = Model(restricted_to(problem, chosen(*found, problem)))
     program, peak = model.program, Rows(model, None).peak
     _only_peak_costs(model, peak)
     everything = np.arange(len(program.names))
-    outcome = program.integrate(solver, everything, seconds.each, gap, counts(*found, model))
+    outcome = program.integrate(solver, everything, seconds.each, gap, fixed_counts(*found, model))
     return _as_smallest(model, _whole(program, outcome), 0.0) if len(outcome.values) else None
 
 

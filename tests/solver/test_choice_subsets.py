@@ -20,12 +20,11 @@ from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.search import pruning, under_budget
+from autopar.solver.search.choice_subsets import ProblemChoices, restricted_to
 from autopar.solver.search.network import Network
 from autopar.solver.search.pruning import Pruner, weigh
 from autopar.solver.search.smallest import LeastMemory
 from autopar.solver.search.under_budget import fastest_near, fastest_within
-from autopar.solver.search.ways import Ways
-from autopar.solver.search.ways import few as of_few
 from autopar.solver.seconds.objective import in_seconds, price, run
 from autopar.solver.seconds.stars import MOST, Arm, Star
 from autopar.solver.solution import read_solution
@@ -156,7 +155,7 @@ def test_a_plan_is_read_from_what_is_known_of_ways(name: str, monkeypatch: pytes
     monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", 0)
     model, found = Pruner("highs", 1e-9).free(problem, 60.0)
     assert all(len(op.choices) == 1 for op in model.problem.ops)
-    assert chosen_alike(model.problem, of_few(problem, read))
+    assert chosen_alike(model.problem, restricted_to(problem, read))
     assert before * (1 - 1e-9) <= found.bound <= found.objective
     best = run(Model(problem), "highs", 60.0, 1e-4)
     assert best.bound * (1 - 1e-7) <= found.objective <= FAR * best.objective
@@ -237,19 +236,19 @@ def test_a_program_whose_successor_would_take_too_long_is_the_last(
 
 def test_the_choices_of_a_plan_up_to_a_limit_are_there() -> None:
     problem = problem_of("gpt2-4", 2, 2)
-    ways, network = Ways(problem), Network(problem)
+    choices, network = ProblemChoices(problem), Network(problem)
     network.climb()
     draw = random.Random(0)
-    known = [np.array([draw.random() < 0.1 for _ in op.choices]) for op in problem.ops]
-    everything = ways.pairs(ways.all)
+    required = [np.array([draw.random() < 0.1 for _ in op.choices]) for op in problem.ops]
+    everything = choices.count_flows(choices.all)
     before = 0
     for most in (everything // 8, everything // 3, everything):
-        kept, limit = ways.up_to(network.least, known, most, np.inf)
-        assert before <= ways.pairs(kept) <= most
-        before = ways.pairs(kept)
-        for some, least, mine in zip(kept, network.least, known, strict=True):
+        kept, limit = choices.up_to(network.least, required, most, np.inf)
+        assert before <= choices.count_flows(kept) <= most
+        before = choices.count_flows(kept)
+        for some, least, mine in zip(kept, network.least, required, strict=True):
             assert (some == (least <= limit) | mine).all()
-        assert [len(op.choices) for op in of_few(problem, kept).ops] == [int(some.sum()) for some in kept]
+        assert [len(op.choices) for op in restricted_to(problem, kept).ops] == [int(some.sum()) for some in kept]
     assert limit == np.inf
 
 
@@ -272,7 +271,8 @@ def test_few_ways_under_a_budget(
     Rows(model, budget)
     whole = run(model, "highs", 120.0, gap)
     monkeypatch.setattr(under_budget, "MAX_FLOWS_ALL_CHOICES", 0)
-    some = Ways(problem).pairs(Ways(problem).all) // 4
+    choices = ProblemChoices(problem)
+    some = choices.count_flows(choices.all) // 4
     monkeypatch.setattr(under_budget, "_MAX_FLOWS_RESTRICTED", (some // 2, some))
     monkeypatch.setattr(under_budget, "_MAX_FLOWS_BETTER_PLANS", most)
     model, found, is_all = fastest_within(Pruner("highs", gap), problem, budget, 120.0)
