@@ -21,7 +21,7 @@ from autopar.solver.search.each_block import differing, refined
 from autopar.solver.search.pruning import Pruner
 from autopar.solver.search.smallest import LeastMemory
 from autopar.solver.search.under_budget import fastest_near, fastest_within
-from autopar.solver.search.windows import SHARE
+from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 from autopar.solver.solution import Predicted, Solution, predicted, read_solution
 
 
@@ -98,7 +98,7 @@ def _near_least_memory(
         raise too_small(budget, smallest, problem, asked.constraints)
     if smallest.budget_bytes <= budget:
         known = smallest.model, smallest.outcome
-        near = fastest_near(least.pruner, problem, asked.usable_bytes, known, SHARE * asked.time_limit)
+        near = fastest_near(least.pruner, problem, asked.usable_bytes, known, NEIGHBOURHOOD_SHARE * asked.time_limit)
         if near is not None:
             solution = read_solution(*near)
             told = predicted(solution, problem)

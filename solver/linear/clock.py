@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from autopar.errors import TimeLimitError
 
-_TELLS = 0.05  # shortest run in CPU seconds from which a ratio is measured: the system counts them in hundredths
-_SLOWEST = 50.0  # largest ratio: if it is higher, the process was suspended
+_MIN_MEASURED_SECONDS = 0.05  # CPU seconds of the shortest run that is measured: the system counts hundredths
+_MAX_PACE = 50.0  # largest ratio: if it is higher, the process was suspended
 
 
 def cpu_seconds() -> float:
@@ -39,8 +39,8 @@ class Pace:
         cpu, begun = cpu_seconds(), time.monotonic()
         yield
         cpu, gone = cpu_seconds() - cpu, time.monotonic() - begun
-        if cpu >= _TELLS:
-            self._pace = min(max(gone / cpu, 1.0), _SLOWEST)
+        if cpu >= _MIN_MEASURED_SECONDS:
+            self._pace = min(max(gone / cpu, 1.0), _MAX_PACE)
 
 
 PACE = Pace()

@@ -22,15 +22,15 @@ Engine: TypeAlias = pulp.LpSolver  # made by `engine`
 # Heuristics of HiGHS that solve sub-MIPs; finding a solution without them is several times faster
 _HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
 
-_AGGREGATOR = 1 << 12  # the aggregator's bit in HiGHS's option presolve_rule_off
+_AGGREGATOR_BIT = 1 << 12  # the aggregator's bit in HiGHS's option presolve_rule_off
 
 # pulp keeps the errors of solvers that cannot be imported; their tracebacks would keep the importer's frames alive
 for _kind in vars(pulp.apis).values():
     if isinstance(_error := getattr(_kind, "err", None), BaseException):
         _error.__traceback__ = _error.__context__ = None
 
-_KINDS = pulp.LpContinuous, pulp.LpInteger
-_ENDS = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}
+_VARIABLE_TYPES = pulp.LpContinuous, pulp.LpInteger
+_STATUSES = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}
 
 
 class ListedProblem(pulp.LpProblem):
@@ -114,7 +114,7 @@ def engine(
         if nodes is not None:
             options["mip_max_nodes"] = nodes
         if not aggregates:
-            options["presolve_rule_off"] = _AGGREGATOR
+            options["presolve_rule_off"] = _AGGREGATOR_BIT
         return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
     with _as_of_pulp_3():
         return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=PACE.by_the_clock(time_limit), gapRel=gap)
@@ -142,7 +142,7 @@ def _optimised(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bo
     upper = [None if high == math.inf else high for high in matrix.upper[kept].tolist()]
     whole = (integer & matrix.integer[kept]).tolist()
     variables = [
-        pulp.LpVariable(f"v{i}", low, high, _KINDS[is_whole])
+        pulp.LpVariable(f"v{i}", low, high, _VARIABLE_TYPES[is_whole])
         for i, low, high, is_whole in zip(kept.tolist(), lower, upper, whole, strict=True)
     ]
     problem.addVariables(variables)
@@ -157,7 +157,7 @@ def _optimised(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bo
             row = pulp.LpAffineExpression([(variables[i], c) for i, c in zip(columns, values, strict=True)])
             problem.addConstraint(pulp.LpConstraint(row, sense, f"r{number}", right))
     problem.solve(run)
-    status = _ENDS.get(problem.sol_status)
+    status = _STATUSES.get(problem.sol_status)
     if status is None and problem.status == pulp.LpStatusInfeasible:
         return Outcome("infeasible", NONE, math.inf, math.inf)
     if status is None:

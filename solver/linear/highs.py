@@ -10,29 +10,24 @@ from typing import Any, Literal
 import numpy as np
 
 from autopar.solver.linear.clock import PACE, cpu_seconds
+from autopar.solver.linear.iteration_limits import IterationLimits
 from autopar.solver.linear.matrix import Matrix, Part
 from autopar.solver.linear.terms import Array
 
-# Limits of simplex iterations; a warm start that reaches its limit is given up for a cold start:
-_ITERATIONS = 1_500, 1.0  # of a warm start: at least 1,500, and as many as the last cold start took
-_OF_ANOTHER = 0.3  # share of the rows, of a warm start from the basis of another program, before any cold start
-_IN_A_BOX = 0.25  # instead of the 1.0, in a box with other bounds of counts, where a warm start may take as long
-_ANEW = 10_000, 10_000, 10_000  # of a cold start in a box, in steps after which the cutoff is checked
-_OF_PLAIN = 0.25  # share of the rows, of a cold start without cost perturbation: one that takes more is not worth it
-_TURN = 0.6  # share of the rows, after which a cold start switches cost perturbation off, or on again
-
-_PRESOLVED = 30_000  # rows from which presolve pays: it saves half of DeepSeek-V3's iterations and more
-Start = Literal["basis", "plain"]
+_LIMITS = IterationLimits()
+_MIN_ROWS_PRESOLVE = 30_000  # rows from which presolve pays: it saves half of DeepSeek-V3's iterations and more
+Start = Literal["warm", "unperturbed"]
 Basis = tuple[Array, Array, Array, Array]  # columns and their basis status, rows and their basis status
 # Model statuses as HiGHS spells them
-ENOUGH, LIMIT, TIME = "Bound on objective reached", "Iteration limit reached", "Time limit reached"
-_WITHOUT_AN_END = "Unknown", "Not Set"  # HiGHS came to no result
-_TRIES = 4  # cold starts that end so before this is accepted as the answer
-_UPDATES = 100, 5_000
-"""Basis updates until HiGHS factorises anew: from a basis, and from nothing. In a warm start from a basis that a box
+CUTOFF_REACHED = "Bound on objective reached"
+ITERATION_LIMIT, TIME_LIMIT = "Iteration limit reached", "Time limit reached"
+_NO_RESULT = "Unknown", "Not Set"  # HiGHS came to no result
+_MAX_COLD_STARTS = 4  # cold starts that end so before this is accepted as the answer
+_WARM_UPDATES, _COLD_UPDATES = 100, 5_000
+"""Basis updates until HiGHS factorises anew, in a warm and in a cold start. After a warm start from a basis that a box
 makes infeasible, small pivots can lead to a singular basis, which HiGHS then examines at length (28 seconds with 7,000
 rows); frequent factorisation avoids that."""
-_NOTHING = 1e-9  # entries of a dual ray below this part of its largest one count as 0
+_RAY_TOLERANCE = 1e-9  # entries of a dual ray below this part of its largest one count as 0
 
 
 class HighsSession:
@@ -51,23 +46,23 @@ class HighsSession:
             self._engine.setOptionValue(option, value)
         self._column_status = np.empty(matrix.columns, dtype=object)
         self._row_status = np.empty(matrix.lines, dtype=object)
-        self._stands = False  # whether there is a basis to start from
-        self.stand(None)
+        self._has_basis = False  # whether there is a basis to start from
+        self.start_from(None)
         self.basis: Basis | None = None  # of the last optimum
-        self._anew = 0  # iterations of the last cold start
+        self._cold_start_iterations = 0  # of the last cold start
         self._iterations, self._end = 0, 0.0  # of the current question: iterations so far, and CPU second of its end
         self._columns, self._rows = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        self._held: tuple[Array, ...] | None = None  # what HiGHS was passed, if it is at a basis of that
-        self._moved = False  # whether the next question starts from a basis other than the one HiGHS is at
+        self._passed: tuple[Array, ...] | None = None  # what HiGHS was passed, if it is at a basis of that
+        self._starts_elsewhere = False  # whether the next question starts from a basis other than the one HiGHS is at
 
-    def stand(self, basis: Basis | None) -> None:
+    def start_from(self, basis: Basis | None) -> None:
         """Start the next question from this basis; columns that it lacks are at their lower bound, rows basic."""
         status = self._highspy.HighsBasisStatus
         self._column_status[:], self._row_status[:] = status.kLower, status.kBasic
         if basis is not None:
             columns, of_columns, rows, of_rows = basis
             self._column_status[columns], self._row_status[rows] = of_columns, of_rows
-            self._stands, self._moved = True, basis is not self.basis
+            self._has_basis, self._starts_elsewhere = True, basis is not self.basis
 
     def run(
         self,
@@ -76,59 +71,64 @@ class HighsSession:
         *,
         patient: bool,
         cutoff: float = math.inf,
-        start: Start = "basis",
+        start: Start = "warm",
     ) -> str:
         """Solve with these columns; returns HiGHS's model status.
 
-        `start`: "basis" starts from the last basis, or from nothing (cold) if there is none; "plain" starts cold and
-        without cost perturbation, for a limited number of iterations. A question that is not `patient` has lower limits
-        of iterations.
+        `start`: "warm" starts from the last basis, or cold if there is none; "unperturbed" starts cold and without cost
+        perturbation, for a limited number of iterations. A question that is not `patient` has lower limits of
+        iterations.
         """
-        first = start == "plain" or not self._stands
-        stays = self._pass(inside) and not first
+        is_warm = self._has_basis and start != "unperturbed"
+        self._prepare(inside, cutoff, is_warm)
+        self._iterations, self._end = 0, cpu_seconds() + time_limit
+        if start == "unperturbed":
+            status = self._start_unperturbed()
+        elif not is_warm:
+            self._perturb_costs(True)
+            status = self._start_cold()
+        else:
+            status = self._start_warm(patient)
+            if status in (ITERATION_LIMIT, *_NO_RESULT):  # it takes too long or comes to no result: start cold
+                is_warm, self._iterations = False, 0
+                self._engine.clearSolver()
+                self._engine.setOptionValue("simplex_update_limit", _COLD_UPDATES)
+                status = self._start_cold() if patient else self._start_cold_by_steps(cutoff)
+        if not is_warm:
+            self._cold_start_iterations = self._iterations
+        self._keep_basis(status, is_warm)
+        return status
+
+    def _prepare(self, inside: Array, cutoff: float, is_warm: bool) -> None:
+        """Pass to HiGHS what the question needs: columns, rows, cutoff and, for a warm start, the basis."""
+        had_same = self._pass(inside)
         self._engine.setOptionValue("objective_bound", cutoff)
-        self._engine.setOptionValue("simplex_update_limit", _UPDATES[first])
-        if not first and (self._moved or not stays):
+        self._engine.setOptionValue("simplex_update_limit", _WARM_UPDATES if is_warm else _COLD_UPDATES)
+        if is_warm and (self._starts_elsewhere or not had_same):
             start_basis = self._highspy.HighsBasis()
             start_basis.col_status = self._column_status[self._columns].tolist()
             start_basis.row_status = self._row_status[self._rows].tolist()
             start_basis.valid = start_basis.alien = True  # HiGHS repairs a basis of the wrong size
             self._engine.setBasis(start_basis)
-        self._change_costs(first and start != "plain")
-        part = _ITERATIONS[1] if patient else _IN_A_BOX
-        known = part * self._anew if self._anew or not patient else _OF_ANOTHER * len(self._rows)
-        most = max(_ITERATIONS[0], int(known))
-        if start == "plain":
-            most = max(_ITERATIONS[0], int(_OF_PLAIN * len(self._rows)))
-        self._iterations, self._end = 0, cpu_seconds() + time_limit
-        status = self._solve_anew() if first and start != "plain" else self._solve(most)
-        if status in (LIMIT, *_WITHOUT_AN_END) and not first:
-            first, self._iterations = True, 0  # the warm start takes too long or comes to no result: start cold
-            self._engine.clearSolver()
-            self._engine.setOptionValue("simplex_update_limit", _UPDATES[True])
-            status = self._solve_anew() if patient else self._solve_by_steps(cutoff)
-        elif status in _WITHOUT_AN_END and start == "plain":
-            self._engine.clearSolver()
-            status = self._solve_anew()
-        if first:
-            self._anew = self._iterations
-        ended = status in ("Optimal", "Infeasible", ENOUGH if first else "")
-        basis = self._engine.getBasis() if ended else None  # none after a warm start that was cut off
-        self._held, self._moved = self._held if ended else None, False
+
+    def _keep_basis(self, status: str, is_warm: bool) -> None:
+        """Keep the basis at which HiGHS ended, for the next warm start; none after a warm start that was cut off."""
+        ended = status in ("Optimal", "Infeasible") or (status == CUTOFF_REACHED and not is_warm)
+        basis = self._engine.getBasis() if ended else None
+        self._passed, self._starts_elsewhere = self._passed if ended else None, False
         if basis is not None and basis.valid:
             found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
             self._column_status[self._columns], self._row_status[self._rows] = found[1], found[3]
-            self._stands = True
+            self._has_basis = True
             self.basis = found if status == "Optimal" else self.basis
-        return status
 
-    def _change_costs(self, changed: bool) -> None:
+    def _perturb_costs(self, perturbed: bool) -> None:
         """Switch HiGHS's cost perturbation on or off.
 
         With perturbation, a cold start takes a third of the time if a budget binds, but a warm start takes three times
         as long, and HiGHS does not stop at a cutoff.
         """
-        self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(changed))
+        self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(perturbed))
 
     def answer(self) -> tuple[float, Array, Array]:
         """The optimum, the values of all columns and the dual values of all rows; 0 for those that HiGHS lacks."""
@@ -144,7 +144,7 @@ class HighsSession:
         if not known or not np.any(ray):
             return None
         duals = np.zeros(self._matrix.lines)
-        duals[self._rows] = np.where(np.abs(ray) > _NOTHING * np.abs(ray).max(), ray, 0.0) / np.abs(ray).max()
+        duals[self._rows] = np.where(np.abs(ray) > _RAY_TOLERANCE * np.abs(ray).max(), ray, 0.0) / np.abs(ray).max()
         return duals if self._proves(duals) else None
 
     def _proves(self, duals: Array) -> bool:
@@ -153,10 +153,24 @@ class HighsSession:
         sums = np.bincount(matrix.column, duals[matrix.row] * matrix.value, minlength=matrix.columns)[columns]
         wanted = np.where(duals[rows] > 0, matrix.least[rows], matrix.most[rows])
         given = np.where(sums > 0, matrix.upper[columns], matrix.lower[columns])
-        some, most = duals[rows] != 0, np.abs(sums) > _NOTHING
+        some, most = duals[rows] != 0, np.abs(sums) > _RAY_TOLERANCE
         return bool(wanted[some] @ duals[rows][some] > given[most] @ sums[most])
 
-    def _solve_anew(self) -> str:
+    def _start_warm(self, patient: bool) -> str:
+        """Start from the basis that HiGHS was given."""
+        self._perturb_costs(False)
+        return self._solve(_LIMITS.warm(len(self._rows), self._cold_start_iterations, patient=patient))
+
+    def _start_unperturbed(self) -> str:
+        """Cold start without cost perturbation, for few iterations; if HiGHS comes to no result, start as usual."""
+        self._perturb_costs(False)
+        status = self._solve(_LIMITS.by_rows(_LIMITS.unperturbed_by_rows, len(self._rows)))
+        if status in _NO_RESULT:
+            self._engine.clearSolver()
+            status = self._start_cold()
+        return status
+
+    def _start_cold(self) -> str:
         """Cold start: with cost perturbation first; if that takes too long, go on without it, and so on in turn.
 
         With perturbation HiGHS mostly takes a third to half as many iterations as there are rows. But sometimes it has
@@ -167,41 +181,41 @@ class HighsSession:
         infeasible program of 2,066 columns (an MLP) it had no result after 1,376 iterations, and proved infeasibility
         after 1,254 with the other setting.
         """
-        if len(self._rows) >= _PRESOLVED:
-            status = self._solve_presolved()
-            if status in ("Optimal", TIME):
+        if len(self._rows) >= _MIN_ROWS_PRESOLVE:
+            status = self._start_presolved()
+            if status in ("Optimal", TIME_LIMIT):
                 return status  # if presolve finds infeasibility, there is no Farkas proof: solve without
             self._engine.clearSolver()
-        lost = 0
-        for changed in itertools.cycle((True, False)):
-            self._change_costs(changed)
-            self._engine.setOptionValue("random_seed", lost // 2)
-            status = self._solve(max(_ITERATIONS[0], int(_TURN * len(self._rows))))
-            lost += status in _WITHOUT_AN_END
-            if status in _WITHOUT_AN_END and lost < _TRIES:
+        failures = 0
+        for perturbed in itertools.cycle((True, False)):
+            self._perturb_costs(perturbed)
+            self._engine.setOptionValue("random_seed", failures // 2)
+            status = self._solve(_LIMITS.by_rows(_LIMITS.perturbed_by_rows, len(self._rows)))
+            failures += status in _NO_RESULT
+            if status in _NO_RESULT and failures < _MAX_COLD_STARTS:
                 self._engine.clearSolver()
-            elif status != LIMIT:
+            elif status != ITERATION_LIMIT:
                 break
         self._engine.setOptionValue("random_seed", 0)
         return status
 
-    def _solve_presolved(self) -> str:
+    def _start_presolved(self) -> str:
         self._engine.setOptionValue("presolve", "on")
-        status = self._solve(max(_ITERATIONS[0], int(_TURN * len(self._rows))))
+        status = self._solve(_LIMITS.by_rows(_LIMITS.perturbed_by_rows, len(self._rows)))
         self._engine.setOptionValue("presolve", "off")
         return status
 
-    def _solve_by_steps(self, cutoff: float) -> str:
+    def _start_cold_by_steps(self, cutoff: float) -> str:
         """Cold start that checks the cutoff between steps, since HiGHS itself does not with cost perturbation.
 
         Without the check, an infeasible box of counts took 32 seconds on the way to an objective of 5e11.
         """
-        self._change_costs(True)
-        for most in _ANEW:
-            status = self._solve(most)
-            if status == LIMIT and float(self._engine.getInfo().objective_function_value) > cutoff:
-                return ENOUGH
-            if status != LIMIT:
+        self._perturb_costs(True)
+        for iterations in _LIMITS.cold_steps:
+            status = self._solve(iterations)
+            if status == ITERATION_LIMIT and float(self._engine.getInfo().objective_function_value) > cutoff:
+                return CUTOFF_REACHED
+            if status != ITERATION_LIMIT:
                 break
         return status
 
@@ -216,9 +230,9 @@ class HighsSession:
             taken = int(self._engine.getInfo().simplex_iteration_count)
             iterations, self._iterations = iterations - taken, self._iterations + taken
             status = str(self._engine.modelStatusToString(self._engine.getModelStatus()))
-            if status != TIME:
+            if status != TIME_LIMIT:
                 return status
-        return TIME if left <= 0 else LIMIT
+        return TIME_LIMIT if left <= 0 else ITERATION_LIMIT
 
     def _pass(self, inside: Array) -> bool:
         """Pass these columns to HiGHS; returns whether it had the same columns, rows and values, so that only bounds
@@ -226,16 +240,16 @@ class HighsSession:
         part, matrix = Part(self._matrix, inside, self._matrix.awake(inside)), self._matrix
         self._columns, self._rows = part.columns, part.rows
         passed = part.columns, part.rows, matrix.value[part.entries], matrix.cost[part.columns]
-        stays = self._held is not None and all(map(np.array_equal, self._held, passed))
-        if stays:
+        had_same = self._passed is not None and all(map(np.array_equal, self._passed, passed))
+        if had_same:
             columns, rows = np.arange(len(part.columns), dtype=np.int32), np.arange(len(part.rows), dtype=np.int32)
             lower, upper = matrix.lower[part.columns], matrix.upper[part.columns]
             self._engine.changeColsBounds(len(columns), columns, lower, upper)
             self._engine.changeRowsBounds(len(rows), rows, matrix.least[part.rows], matrix.most[part.rows])
         else:
             pass_to(self._engine, part, integer=False)
-        self._held = passed
-        return stays
+        self._passed = passed
+        return had_same
 
 
 def pass_to(highs: Any, part: Part, *, integer: bool) -> None:

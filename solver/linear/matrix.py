@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Implications:
-    """Rows `big >= small + ...` that are redundant if `small` is 0; `alone`: rows with no terms but these two.
+    """Rows `parent >= child + ...` that are redundant if `child` is 0, as of a flow and the conversion that it pays.
 
-    `upper`: rows whose small is the big of another row. `rank`: rows of equal rank share neither a small nor a big, so
-    that they can be processed together.
+    `is_bare`: rows with no terms but these two. `child_is_parent`: rows whose child is the parent of another row.
+    `batch`: rows of one batch share neither a child nor a parent, so that they can be processed together.
     """
 
     rows: Array
-    small: Array
-    big: Array
-    alone: Array
-    upper: Array
-    rank: Array
+    child: Array
+    parent: Array
+    is_bare: Array
+    child_is_parent: Array
+    batch: Array
 
     def levels(self) -> tuple[Array, Array]:
-        """The rows as indices into these arrays, in two levels: first those whose smalls are flows, then `upper`."""
-        return np.flatnonzero(~self.upper), np.flatnonzero(self.upper)
+        """The rows as indices into these arrays, in two levels: those whose children are flows, then the others."""
+        return np.flatnonzero(~self.child_is_parent), np.flatnonzero(self.child_is_parent)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Matrix:
         self._uses = np.repeat(np.arange(len(program.flows)), [len(some.variables) for some in program.flows])
         self.optional = self._optional()
         self.dormant = np.zeros(self.lines, dtype=bool)  # rows that are redundant if their variable is left out
-        for rows, of in ((self.implications.rows, self.implications.small), (self.products.rows, self.products.z)):
+        for rows, of in ((self.implications.rows, self.implications.child), (self.products.rows, self.products.z)):
             self.dormant[rows[self.optional[of]]] = True
         self.dormant[self.products.floors] = True
         self._any, self._rest = self._indicators(program.any_rows), self._indicators(program.rest_rows)
@@ -136,7 +136,7 @@ class Matrix:
         inside[columns] = True
         rows = (self.least > 0) | (self.most < 0)
         rows[self.row[inside[self.column] & (self.value != 0)]] = True
-        rows[self.implications.rows[~inside[self.implications.small]]] = False
+        rows[self.implications.rows[~inside[self.implications.child]]] = False
         rows[self.products.floors[~self.floored]] = False
         return Part(self, inside, rows)
 
@@ -161,18 +161,18 @@ class Matrix:
         found[self.products.z] = ~needed[self.products.z]
         some = self.implications
         for level in some.levels():
-            small, big = some.small[level], some.big[level]
-            needed[big[~found[small]]] = True
-            found[big] = ~needed[big]
+            child, parent = some.child[level], some.parent[level]
+            needed[parent[~found[child]]] = True
+            found[parent] = ~needed[parent]
         return found
 
-    def with_company(self, inside: Array) -> Array:
-        """These columns and those that exist for their sake: the counts of flows and the bigs of implications."""
+    def with_dependents(self, inside: Array) -> Array:
+        """These columns and those that exist for their sake: the counts of flows and the parents of implications."""
         inside = inside.copy()
         products, implications = self.products, self.implications
         np.logical_or.at(inside, products.z[products.owner], inside[products.ones])
         for level in implications.levels():
-            np.logical_or.at(inside, implications.big[level], inside[implications.small[level]])
+            np.logical_or.at(inside, implications.parent[level], inside[implications.child[level]])
         return inside
 
     def awake(self, inside: Array) -> Array:
@@ -180,7 +180,7 @@ class Matrix:
         said = np.zeros(self.lines, dtype=bool)
         said[self.row[inside[self.column]]] = True
         rows = np.ones(self.lines, dtype=bool)
-        rows[self.implications.rows] = inside[self.implications.small]
+        rows[self.implications.rows] = inside[self.implications.child]
         rows[self.products.rows] = inside[self.products.z]
         rows[self.products.floors] = inside[self.products.z] & self.floored
         return (rows | ~self.dormant) & (said | (self.least > 0) | (self.most < 0))
@@ -189,11 +189,11 @@ class Matrix:
         """All columns that may not be left out, and for each end of flows the `many` cheapest flows there."""
         inside = ~self.optional
         cost, some = (self.cost if self.guide is None else self.guide).copy(), self.implications
-        users = np.bincount(some.big, minlength=self.columns)
+        users = np.bincount(some.parent, minlength=self.columns)
         for level in reversed(some.levels()):
-            small, big = some.small[level], some.big[level]
-            np.add.at(cost, small, cost[big] / users[big])
-        return self.with_company(inside | self.least_of(cost, many))
+            child, parent = some.child[level], some.parent[level]
+            np.add.at(cost, child, cost[parent] / users[parent])
+        return self.with_dependents(inside | self.least_of(cost, many))
 
     def least_by_use(self, values: Array) -> Array:
         """For each use, the least value of its flows, or 0: as flows of a use sum up to one, this bounds their sum."""
@@ -220,11 +220,11 @@ def _joined(chunks: Sequence[tuple[Array, ...]], many: int) -> list[Array]:
 
 
 def _implications(program: Program) -> Implications:
-    rows, small, big = _joined(program.implied_rows, 3)
+    rows, child, parent = _joined(program.implied_rows, 3)
     lengths = [len(some.rows) for some in program.implied_rows]
-    alone = np.repeat([some.is_bare for some in program.implied_rows], lengths)
-    rank = _ranks(small) * (1 + len(rows)) + _ranks(big)
-    return Implications(rows, small, big, alone.astype(bool), np.isin(small, big), rank)
+    is_bare = np.repeat([some.is_bare for some in program.implied_rows], lengths)
+    batch = _ranks(child) * (1 + len(rows)) + _ranks(parent)
+    return Implications(rows, child, parent, is_bare.astype(bool), np.isin(child, parent), batch)
 
 
 def _ranks(keys: Array) -> Array:

@@ -13,7 +13,7 @@ from autopar.solver.linear.terms import Array
 
 Bounds = Mapping[int, tuple[float, float]]  # a box: by variable, bounds narrower than its own
 NONE: Array = np.zeros(0)
-WHOLE = 1e-6  # integrality tolerance: a value this near to a whole number counts as whole
+INTEGRALITY = 1e-6  # integrality tolerance: a value this near to a whole number counts as whole
 
 
 @dataclass(frozen=True)

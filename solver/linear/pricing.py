@@ -9,35 +9,46 @@ shares with other flows, and this conversion to the one that all readers share.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.terms import Array
 
-_EXACT = 1e-7  # HiGHS's tolerance of reduced costs (dual feasibility)
+_DUAL_TOLERANCE = 1e-7  # HiGHS's tolerance of reduced costs (dual feasibility)
 
 
-def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: float) -> tuple[Array, Array, float]:
-    """Reduced costs of all columns; which flows outside `inside` should enter; and by how much a bound is too high.
+class Pricing(NamedTuple):
+    """Reduced costs, and what follows from them."""
+
+    reduced: Array  # of all columns
+    entering: Array  # whether each column is a flow that should enter
+    excess: float  # by how much a bound is too high
+
+
+def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: float) -> Pricing:
+    """Reduced costs of all columns, and the flows outside `inside` that should enter.
 
     If no flow should enter, only columns at their upper bound have a reduced cost below -`tolerance`. `duals` are 0 for
     rows that the program of the columns inside does not have. A missing row with more than two columns may be slack
-    while its small is 0, so a dual value of it is not valid: the flows that used such a value should enter, and the sum
-    of these values is the third result.
+    while its child is 0, so a dual value of it is not valid: the flows that used such a value should enter, and the sum
+    of these values is the `excess`.
     """
     prices = _prices(matrix, cost, inside, duals)
     reduced = prices.reduced
     wanted = ~inside & (reduced < -tolerance)
     some = matrix.implications
-    loose = ~some.alone & (prices.given > tolerance)
-    wanted[some.small[loose]] = True
-    through = wanted[some.big] & (prices.given > 0)  # bigs that could not pass on all they were given
-    wanted[some.small[through]] = True
+    loose = ~some.is_bare & (prices.given > tolerance)
+    wanted[some.child[loose]] = True
+    through = wanted[some.parent] & (prices.given > 0)  # parents that could not pass on all they were given
+    wanted[some.child[through]] = True
     counted = matrix.products
     wanted[counted.ones[wanted[counted.z][counted.owner]]] = True
-    helps = np.zeros(matrix.columns, dtype=bool)
-    helps[matrix.flows[:, 0]] = wanted[matrix.flows[:, 0]]
-    return reduced + _of_company(matrix, reduced), helps & ~inside, float(prices.given[~some.alone].sum())
+    entering = np.zeros(matrix.columns, dtype=bool)
+    entering[matrix.flows[:, 0]] = wanted[matrix.flows[:, 0]]
+    excess = float(prices.given[~some.is_bare].sum())
+    return Pricing(reduced + _dependent_costs(matrix, reduced), entering & ~inside, excess)
 
 
 def bound_by(matrix: Matrix, inside: Array, duals: Array) -> float:
@@ -48,9 +59,9 @@ def bound_by(matrix: Matrix, inside: Array, duals: Array) -> float:
     duals = np.where(np.isinf(np.where(duals > 0, matrix.least, matrix.most)), 0.0, duals)
     prices = _prices(matrix, matrix.cost, inside, duals)
     free = np.isinf(np.where(prices.reduced > 0, matrix.lower, matrix.upper))
-    worth = np.where(free & (np.abs(prices.reduced) <= _EXACT), 0.0, prices.reduced)
+    worth = np.where(free & (np.abs(prices.reduced) <= _DUAL_TOLERANCE), 0.0, prices.reduced)
     found = float(np.where(duals > 0, matrix.least, matrix.most)[duals != 0] @ duals[duals != 0])
-    found -= float(prices.given[~matrix.implications.alone].sum())
+    found -= float(prices.given[~matrix.implications.is_bare].sum())
     flows = np.zeros(matrix.columns, dtype=bool)
     flows[matrix.flows[:, 0]] = ~inside[matrix.flows[:, 0]]
     some = ~flows & (worth != 0)
@@ -68,11 +79,11 @@ def _prices(matrix: Matrix, cost: Array, inside: Array, duals: Array) -> _Prices
     return found
 
 
-def _of_company(matrix: Matrix, reduced: Array) -> Array:
+def _dependent_costs(matrix: Matrix, reduced: Array) -> Array:
     """By column, the positive reduced costs of the columns that it implies, which are used along with it."""
     some, found = matrix.implications, np.zeros(matrix.columns)
-    alone = some.alone & ~some.upper
-    np.add.at(found, some.small[alone], np.maximum(0.0, reduced[some.big[alone]]))
+    bare = some.is_bare & ~some.child_is_parent
+    np.add.at(found, some.child[bare], np.maximum(0.0, reduced[some.parent[bare]]))
     return found
 
 
@@ -84,8 +95,8 @@ def least_more(matrix: Matrix, reduced: Array) -> Array:
     is 0. A flow needs a choice at either end, so it also costs what these do. What a flow pays for the columns that it
     implies is not passed on: another flow of the same choice may imply the same columns, which would then count twice.
     """
-    company = _of_company(matrix, reduced)
-    found, flows = reduced - company, matrix.flows[:, 0]
+    dependent_costs = _dependent_costs(matrix, reduced)
+    found, flows = reduced - dependent_costs, matrix.flows[:, 0]
     rows, choices = matrix.end_rows, matrix.end_choices
     made = np.zeros(matrix.lines, dtype=bool)  # ends whose choice is made in every solution
     made[rows[matrix.lower[choices] > 0]] = True
@@ -99,7 +110,7 @@ def least_more(matrix: Matrix, reduced: Array) -> Array:
     np.minimum.at(least, rows, np.maximum(found[choices], 0.0))
     least[made] = 0.0
     found[flows] += least[matrix.flows[:, 1]] + least[matrix.flows[:, 2]]
-    return found + company
+    return found + dependent_costs
 
 
 class _Prices:
@@ -127,9 +138,9 @@ class _Prices:
     def flows(self) -> None:
         """Negative reduced costs of flows: taken from their conversions, and of these from those all readers share."""
         some, rows = self.matrix.implications, self._asleep(of_counts=False)
-        above = rows[some.upper[rows]]
-        below = rows[~some.upper[rows]]
-        passes = self.left[some.big[below]] & np.isin(some.big[below], some.small[above])
+        above = rows[some.child_is_parent[rows]]
+        below = rows[~some.child_is_parent[rows]]
+        passes = self.left[some.parent[below]] & np.isin(some.parent[below], some.child[above])
         self._share(below[passes], limited=False)
         self._share(below[~passes], limited=True)
         self._share(above, limited=True)
@@ -137,18 +148,18 @@ class _Prices:
     def _asleep(self, *, of_counts: bool) -> Array:
         """The implications whose rows are missing, of counts or of flows."""
         some = self.matrix.implications
-        return np.flatnonzero(self.left[some.small] & (self._of_counts[some.small] == of_counts))
+        return np.flatnonzero(self.left[some.child] & (self._of_counts[some.child] == of_counts))
 
     def _share(self, rows: Array, *, limited: bool) -> None:
-        """Raise negative reduced costs of smalls at the expense of their bigs; `limited`: these stay nonnegative."""
+        """Raise negative reduced costs of children at their parents' expense; `limited`: these stay nonnegative."""
         some, reduced = self.matrix.implications, self.reduced
-        ranks = some.rank[rows]
-        for rank in np.unique(ranks):
-            now = rows[ranks == rank]
-            small, big = some.small[now], some.big[now]
-            amount = np.maximum(0.0, -reduced[small])
+        batches = some.batch[rows]
+        for batch in np.unique(batches):
+            now = rows[batches == batch]
+            child, parent = some.child[now], some.parent[now]
+            amount = np.maximum(0.0, -reduced[child])
             if limited:
-                amount = np.minimum(amount, np.maximum(0.0, reduced[big]))
-            reduced[small] += amount
-            reduced[big] -= amount
+                amount = np.minimum(amount, np.maximum(0.0, reduced[parent]))
+            reduced[child] += amount
+            reduced[parent] -= amount
             self.given[now] = amount

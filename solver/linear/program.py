@@ -13,14 +13,14 @@ from autopar.solver.linear.engines import Engine, engine, is_highs, optimise
 from autopar.solver.linear.highs import Basis
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.once import Once
-from autopar.solver.linear.outcome import NONE, WHOLE, Bounds, Outcome
+from autopar.solver.linear.outcome import INTEGRALITY, NONE, Bounds, Outcome
 from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator, Opened
 from autopar.solver.linear.relaxation import Relaxation
 from autopar.solver.linear.terms import Array, Entries, Terms
 
 # Up to so many columns, HiGHS's presolve must not aggregate: it lost the optimum of a program of 142 columns whose
 # memory rows had entries of 1e-5 (seed 65 of `test_counts_of_nested_levels`).
-_SMALL = 2_000
+_MAX_COLUMNS_UNAGGREGATED = 2_000
 
 
 @dataclass
@@ -117,15 +117,15 @@ class Program:
         return numbers
 
     def implies(
-        self, name: str, small: Array, big: Array, terms: Sequence[tuple[int, float]] = (), right: float = 0.0
+        self, name: str, child: Array, parent: Array, terms: Sequence[tuple[int, float]] = (), right: float = 0.0
     ) -> None:
-        """Add rows `big - small + terms >= right`, one for each pair; they must be redundant if `small` is 0."""
-        rows = self._rows(name, len(small), 1, right)
-        self.entries.many(rows, big, 1.0)
-        self.entries.many(rows, small, -1.0)
+        """Add rows `parent - child + terms >= right`, one for each pair; they must be redundant if `child` is 0."""
+        rows = self._rows(name, len(child), 1, right)
+        self.entries.many(rows, parent, 1.0)
+        self.entries.many(rows, child, -1.0)
         for variable, coefficient in terms:
             self.entries.many(rows, np.full(len(rows), variable), coefficient)
-        self.implied_rows.append(Implied(rows, small, big, not terms))
+        self.implied_rows.append(Implied(rows, child, parent, not terms))
 
     def multiple(
         self, name: str, variables: Array, ones: Sequence[Array], times: Mapping[int, float], most: float
@@ -246,12 +246,12 @@ class Program:
         """Whether the budget binds: whether the relaxation would cost less with a larger one."""
         if self.budget is None or not math.isfinite(self.upper[self.budget]) or not len(relaxed.reduced):
             return False
-        return -relaxed.reduced[self.budget] * self.upper[self.budget] > WHOLE * abs(relaxed.objective)
+        return -relaxed.reduced[self.budget] * self.upper[self.budget] > INTEGRALITY * abs(relaxed.objective)
 
     def as_whole(self, relaxed: Outcome) -> Outcome | None:
         """The relaxation as a solution if all its integer variables are integral; else None."""
         integers = relaxed.values[self.matrix().integer]
-        if relaxed.status != "optimal" or np.any(np.abs(integers - np.round(integers)) > WHOLE):
+        if relaxed.status != "optimal" or np.any(np.abs(integers - np.round(integers)) > INTEGRALITY):
             return None
         return replace(relaxed, objective=float(self.cost @ relaxed.values), bound=relaxed.objective)
 
@@ -270,7 +270,7 @@ class Program:
     ) -> Outcome:
         """The best integer solution in which all variables outside `kept` are 0, if it costs less than the `cutoff`: a
         solution or bound above the cutoff means nothing. For the other arguments see `engine`."""
-        aggregates = aggregates and len(kept) > _SMALL
+        aggregates = aggregates and len(kept) > _MAX_COLUMNS_UNAGGREGATED
         run = engine(solver, time_limit, gap, cutoff, nodes, heuristics=heuristics, aggregates=aggregates)
         return self._optimise(run, kept, True, gap, bounds)
 

@@ -42,11 +42,11 @@ class Flows(NamedTuple):
 
 
 class Implied(NamedTuple):
-    """Rows `big >= small + ...` that are redundant if `small` is 0; arrays of one length."""
+    """Rows `parent >= child + ...` that are redundant if `child` is 0; arrays of one length."""
 
     rows: Array
-    small: Array
-    big: Array
+    child: Array
+    parent: Array
     is_bare: bool  # the rows have no terms but these two
 
 

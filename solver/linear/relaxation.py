@@ -17,17 +17,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from autopar.solver.linear.clock import cpu_seconds
-from autopar.solver.linear.highs import ENOUGH, LIMIT, Basis, HighsSession, Start
+from autopar.solver.linear.highs import CUTOFF_REACHED, ITERATION_LIMIT, Basis, HighsSession, Start
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.pricing import bound_by, priced
 from autopar.solver.linear.terms import Array
 
-_CHEAPEST = 4  # first columns: so many of the cheapest flows at each end of each use
-_OF_LARGE = 6  # the same in a large program, where another round takes longer than some useless columns
-_LARGE = 100_000  # a program with more columns is large
-_BEST = 6  # in each round, at most so many flows of negative reduced cost enter at each end
-_CLOSE = 1e-6  # pricing ends if the missing columns lower the optimum by no more (relative); that much is subtracted
-_TOLERANCE = 1e-9  # a reduced cost counts as negative below minus this part of the optimum
+_FIRST_FLOWS = 4  # first columns: so many of the cheapest flows at each end of each use
+_FIRST_FLOWS_LARGE = 6  # the same in a large program, where another round takes longer than some useless columns
+_LARGE_COLUMNS = 100_000  # a program with more columns is large
+_ENTERING_FLOWS = 6  # in each round, at most so many flows of negative reduced cost enter at each end
+_PRICING_GAP = 1e-6  # relative; pricing ends if missing columns lower the optimum by no more, which is subtracted
+_PRICING_TOLERANCE = 1e-9  # a reduced cost counts as negative below minus this part of the optimum
 
 
 class Relaxation:
@@ -42,18 +42,18 @@ class Relaxation:
         self, matrix: Matrix, *, everything: bool = False, at_once: bool = False, first: Array | None = None
     ) -> None:
         self.matrix = matrix
-        cheapest = _OF_LARGE if at_once and matrix.columns > _LARGE else _CHEAPEST
+        cheapest = _FIRST_FLOWS_LARGE if at_once and matrix.columns > _LARGE_COLUMNS else _FIRST_FLOWS
         if everything:
             self.inside = np.ones(matrix.columns, dtype=bool)
         elif first is not None:
-            self.inside = matrix.with_company(matrix.cheapest(1) | first)
+            self.inside = matrix.with_dependents(matrix.cheapest(1) | first)
         else:
             self.inside = matrix.cheapest(cheapest)
         self.objective = math.inf
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self.duals = np.zeros(self.matrix.lines)
         self._missed = 0.0  # at most 0: what the missing columns may add to the objective
-        self._held = HighsSession(self.matrix)
+        self._session = HighsSession(self.matrix)
 
     def solve(
         self,
@@ -76,24 +76,24 @@ class Relaxation:
         begun = cpu_seconds()
         self.matrix.bound(bounds)
         if basis is not None:
-            self._held.stand(basis)
+            self._session.start_from(basis)
             self.inside[basis[0]] = True
-        start: Start = "plain" if close == math.inf else "basis"
+        start: Start = "unperturbed" if close == math.inf else "warm"
         while True:
             gone = cpu_seconds() - begun
-            status = self._held.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff, start=start)
-            start = "basis"
+            status = self._session.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff, start=start)
+            start = "warm"
             if status == "Infeasible":
                 if not self._mend():
                     return "infeasible"
-            elif status in ("Optimal", ENOUGH, LIMIT) and self._above(cutoff):
+            elif status in ("Optimal", CUTOFF_REACHED, ITERATION_LIMIT) and self._above(cutoff):
                 return "closed"
-            elif status == ENOUGH:
+            elif status == CUTOFF_REACHED:
                 if not self._enter_above():
-                    cutoff, start = math.inf, "basis"  # the dual values do not confirm what HiGHS says
+                    cutoff, start = math.inf, "warm"  # the dual values do not confirm what HiGHS says
             elif status != "Optimal":
                 return "stopped"
-            elif not self._enter(_CLOSE if close is None else close):
+            elif not self._enter(_PRICING_GAP if close is None else close):
                 return "optimal"
             elif cpu_seconds() - begun > entering:
                 self.objective += self._missed
@@ -102,46 +102,48 @@ class Relaxation:
     @property
     def basis(self) -> Basis | None:
         """The basis of the last optimum."""
-        return self._held.basis
+        return self._session.basis
 
     def _enter(self, close: float) -> bool:
         """Read the answer, and let columns enter that would improve it; False if none would."""
-        self.objective, self.values, self.duals = self._held.answer()
-        tolerance = _TOLERANCE * abs(self.objective)
-        self.reduced, flows, loose = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
+        self.objective, self.values, self.duals = self._session.answer()
+        tolerance = _PRICING_TOLERANCE * abs(self.objective)
+        self.reduced, flows, excess = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
         lacking = ~self.inside
         if not flows.any():
-            self.objective -= loose
+            self.objective -= excess
             return False
-        missed = float(self.matrix.least_by_use(np.where(lacking, self.reduced, 0.0)).sum()) - loose
+        missed = float(self.matrix.least_by_use(np.where(lacking, self.reduced, 0.0)).sum()) - excess
         others = lacking & (self.reduced < -tolerance)
         others[self.matrix.flows[:, 0]] = False
         self._missed = missed + float((self.reduced[others] * self.matrix.upper[others]).sum())
         if -missed <= close * abs(self.objective) and not others.any():
             self.objective += missed
             return False
-        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(self.reduced, _BEST, flows))
+        self.inside = self.matrix.with_dependents(
+            self.inside | self.matrix.least_of(self.reduced, _ENTERING_FLOWS, flows)
+        )
         return True
 
     def _above(self, cutoff: float) -> bool:
         """Whether the dual values of the answer prove that no solution costs less than the cutoff."""
         if cutoff == math.inf:
             return False
-        self.objective = bound_by(self.matrix, self.inside, self._held.answer()[2])
+        self.objective = bound_by(self.matrix, self.inside, self._session.answer()[2])
         return self.objective >= cutoff
 
     def _enter_above(self) -> bool:
         """Let columns enter that would lower an answer at which HiGHS stopped early; False if none would."""
-        value, _, duals = self._held.answer()
-        reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, _TOLERANCE * abs(value))
-        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(reduced, _BEST, flows))
+        value, _, duals = self._session.answer()
+        reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, _PRICING_TOLERANCE * abs(value))
+        self.inside = self.matrix.with_dependents(self.inside | self.matrix.least_of(reduced, _ENTERING_FLOWS, flows))
         return bool(flows.any())
 
     def _mend(self) -> bool:
         """Farkas pricing: let columns enter that refute HiGHS's proof of infeasibility; False if none does."""
-        ray = self._held.ray()
+        ray = self._session.ray()
         more = np.ones_like(self.inside)
         if ray is not None:
-            _, more, _ = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _TOLERANCE)
-        known, self.inside = self.inside, self.matrix.with_company(self.inside | more)
+            more = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _PRICING_TOLERANCE).entering
+        known, self.inside = self.inside, self.matrix.with_dependents(self.inside | more)
         return bool((self.inside != known).any())

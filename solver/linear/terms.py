@@ -9,7 +9,7 @@ import numpy as np
 
 Array = Any  # a numpy array; its stubs are no more precise about what is computed here
 Terms = Mapping[int, float] | Iterable[tuple[int, float]]  # coefficients by variable; those of equal variables add up
-_MANY = 30  # a row with more entries is stored as arrays of its own
+_MAX_ENTRIES_LISTED = 30  # a row with more entries is stored as arrays of its own
 
 
 class Linear:
@@ -69,7 +69,7 @@ class Entries:
     def one(self, row: int, terms: Terms) -> None:
         """Add the entries of one row."""
         found = terms if isinstance(terms, Mapping) else _added_up(terms)
-        if len(found) > _MANY:
+        if len(found) > _MAX_ENTRIES_LISTED:
             self.many(row, *arrays_of(found))
             return
         rows, columns, values = self._single

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from autopar.solver.linear.outcome import WHOLE, Bounds, Outcome
+from autopar.solver.linear.outcome import INTEGRALITY, Bounds, Outcome
 from autopar.solver.linear.program import Program
 from autopar.solver.linear.terms import Array
 
@@ -70,9 +70,9 @@ class Boxes:
         low, high = self.range(node.counts, count)
         value = min(max(node.values[count], low), high)
         near = float(round(value))
-        if fixed is not None and abs(value - near) >= WHOLE:
+        if fixed is not None and abs(value - near) >= INTEGRALITY:
             near = min(high, float(math.ceil(value - fixed)))
-        if fixed is not None or abs(value - near) < WHOLE:
+        if fixed is not None or abs(value - near) < INTEGRALITY:
             parts = [(near, near), (low, near - 1), (near + 1, high)]
         elif low == 0:
             parts = [(1.0, high), (0.0, 0.0)]
@@ -108,4 +108,4 @@ class Boxes:
 
 def holds(bounds: Bounds, values: Array) -> bool:
     """Whether the values of a program's variables lie within a box."""
-    return all(low - WHOLE <= values[v] <= high + WHOLE for v, (low, high) in bounds.items())
+    return all(low - INTEGRALITY <= values[v] <= high + INTEGRALITY for v, (low, high) in bounds.items())

@@ -24,11 +24,9 @@ A box is closed if it cannot improve the incumbent by more than the gap; the sam
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from functools import cached_property
-from heapq import heapify, heappush
 
 from autopar.solver.linear.clock import Clock
 from autopar.solver.linear.outcome import Bounds, Outcome
@@ -37,17 +35,17 @@ from autopar.solver.search.boxes import Boxes, holds
 from autopar.solver.search.choices import Choices
 from autopar.solver.search.incumbent import Incumbent
 from autopar.solver.search.nearby import nearby
-from autopar.solver.search.windows import SHARE
+from autopar.solver.search.open_nodes import OpenNodes
+from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 
-_BLIND = 4  # boxes of a small program that are split before the dive for a first solution
-_NEAR = 1e-2  # relative; without an incumbent, a done box is solved at once if this near to its parent's bound
-_RIGHT = 1e-3  # products count as exact if the sum of their errors is below this, in blocks
-_ROUND = 3  # in a large program, where rounding takes long, only every third relaxation of a chain of cuts is rounded
-_SPLITS = 16  # splits by counts in a small program, after which HiGHS is faster at closing all that is left
-_CUTS = 30  # cuts by choices in a small program, after which HiGHS is faster at closing what is left
-_WHOLE = 1 / 3, 4_000  # share of the time, and HiGHS nodes, to close a small program with a far relaxation at once
-
-Heap = list[tuple[float, int, Outcome]]
+_SPLITS_BEFORE_DIVE = 4  # boxes of a small program that are split before the dive for a first solution
+_GAP_TO_PARENT = 1e-2  # relative; without an incumbent, a done box is solved at once if this near to its parent's bound
+_PRODUCT_TOLERANCE = 1e-3  # products count as exact if the sum of their errors is below this, in blocks
+_ROUND_EVERY = 3  # in a large program, where rounding takes long, every third relaxation of a chain of cuts is rounded
+_MAX_SPLITS = 16  # splits by counts in a small program, after which HiGHS is faster at closing all that is left
+_MAX_CUTS = 30  # cuts by choices in a small program, after which HiGHS is faster at closing what is left
+# Share of the time, and HiGHS nodes, to close a small program with a far relaxation at once:
+_WHOLE_SHARE, _WHOLE_NODES = 1 / 3, 4_000
 
 
 class Branching:
@@ -68,69 +66,70 @@ class Branching:
     ) -> None:
         self.program, self.limit, self.boxes = program, limit, Boxes(program)
         self.incumbent = Incumbent(program, solver, gap, clock, best, limit)
-        self.slow = self.incumbent.slow
-        self.heap: Heap = []
-        self.order = itertools.count()
-        self.cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are still open
+        self.is_large = self.incumbent.is_large
+        self.open = OpenNodes()
         self.cuts = 0
-        self.plunge: Outcome | None = None  # the box to take next, whatever its bound
+        self.plunge: Outcome | None = None  # the node to take next, whatever its bound
         self.dived = False  # whether `_dive` has run: it runs once
         self.binds = False  # whether the memory budget binds in the relaxation
 
     def run(self, root: Outcome) -> Outcome:
         """The best solution of the program, whose relaxation is `root`, with the bound that is proven."""
-        incumbent, heap, splits = self.incumbent, self.heap, 0
-        self._push(root)
+        incumbent, splits = self.incumbent, 0
+        self.open.push(root)
         self.binds = bool(self.program.counts) and self.program.budget_binds(root)
-        if not self.slow and self.binds and incumbent.is_far(root.objective) and incumbent.closes(root, *_WHOLE):
-            heap.clear()
-        if self.slow and incumbent.best is None and not self._is_done(root):
+        is_far = not self.is_large and self.binds and incumbent.is_far(root.objective)
+        if is_far and incumbent.closes(root, _WHOLE_SHARE, _WHOLE_NODES):
+            self.open.clear()
+        if self.is_large and incumbent.best is None and not self._is_done(root):
             self._dive(root)
-        while incumbent.left() > 0 or incumbent.best is None:
-            if min(self._left(), default=math.inf) > self.limit:
+        while incumbent.seconds_left() > 0 or incumbent.best is None:
+            if self.open.least_bound() > self.limit:
                 break
             if incumbent.clock.gone > incumbent.clock.limit / 2 and incumbent.is_far(self._bound()):
                 incumbent.improve(self._bound())
-            if not heap or incumbent.closed(heap[0][0]):
-                if not self.cut:
+            first = self.open.first()
+            if first is None or incumbent.closed(first.objective):
+                if not self.open.cut:
                     break
-                self._take_up(*self.cut.pop(0))
+                self._reopen(*self.open.cut.pop(0))
                 continue
-            node = self._next()
+            node = self._take_next(first)
             if node.status == "waiting":
-                self._push(self._part(node, node.counts))
+                self.open.push(self._relaxed_part(node, node.counts))
                 continue
             if self._is_done(node):
                 self._close(node)
                 continue
             splits += 1
-            if splits > _SPLITS and not self.slow and self._closes_all(root, node, splits):
+            if splits > _MAX_SPLITS and not self.is_large and self._closes_all(root, node, splits):
                 break
-            self._split(root, node, blind=splits >= (1 if self.slow else _BLIND))
+            self._split(root, node, blind=splits >= (1 if self.is_large else _SPLITS_BEFORE_DIVE))
         if incumbent.best is None:
             return Outcome("infeasible", (), math.inf, math.inf)
-        if incumbent.left() <= 0:
+        if incumbent.seconds_left() <= 0:
             incumbent.improve(self._bound())
         bound = min(self._bound(), incumbent.best.objective)
-        return replace(incumbent.best, status="optimal" if bound >= incumbent.proof() else "feasible", bound=bound)
+        status = "optimal" if bound >= incumbent.proof_bound() else "feasible"
+        return replace(incumbent.best, status=status, bound=bound)
 
     def _split(self, root: Outcome, node: Outcome, blind: bool) -> None:
         """Split a box by its counts; `blind`: so many splits are made that a dive for a first solution is due."""
         incumbent = self.incumbent
-        for bounds in self.boxes.split(node, (0.0 if incumbent.best is None else 0.5) if self.slow else None):
+        for bounds in self.boxes.split(node, (0.0 if incumbent.best is None else 0.5) if self.is_large else None):
             if incumbent.closed(node.objective):
-                self._push(replace(node, counts=bounds))
+                self.open.push(replace(node, counts=bounds))
                 continue
-            child = self._part(node, bounds)
+            child = self._relaxed_part(node, bounds)
             done = self._is_done(child)
-            large = done and incumbent.is_large(child)
-            if done and not large and self._as_good(child, node):
+            large = done and incumbent.is_large_box(child)
+            if done and not large and self._is_near_parent(child, node):
                 self._close(child)  # its solution may close the other boxes
             else:
-                self._push(child)
+                self.open.push(child)
             if large:
                 incumbent.round(child)
-            fixed = any(self.boxes.is_fixed(other.counts) for _, _, other in self.heap)  # solutions come soon
+            fixed = any(self.boxes.is_fixed(other.counts) for other in self.open)  # solutions come soon
             early = incumbent.clock.gone < incumbent.clock.limit / 4
             if not self.dived and (child.status == "stopped" or (blind and not (fixed and early))):
                 self._dive(root)
@@ -138,42 +137,29 @@ class Branching:
     def _closes_all(self, root: Outcome, node: Outcome, splits: int) -> bool:
         """Whether HiGHS closed this box and all others that are left: it solves the whole program if few variables are
         left of it, and otherwise tries once, for a share of the time, if little is left to prove."""
-        incumbent, least = self.incumbent, min([node.objective, *self._left()])
-        tries = incumbent.best is not None and splits == _SPLITS + 1 and not incumbent.is_far(least)
-        if incumbent.is_small(root):
+        incumbent, least = self.incumbent, min(node.objective, self.open.least_bound())
+        tries = incumbent.best is not None and splits == _MAX_SPLITS + 1 and not incumbent.is_far(least)
+        if incumbent.is_small_box(root):
             incumbent.solve(root, least=least)
-        elif not (tries and incumbent.closes(root, SHARE)):
+        elif not (tries and incumbent.closes(root, NEIGHBOURHOOD_SHARE)):
             return False
-        self.heap.clear()
-        self.cut.clear()
+        self.open.clear()
         return True
-
-    def _left(self) -> list[float]:
-        """The bounds of all open boxes."""
-        parts = [part for _, some in self.cut for part in some]
-        return [objective for objective, _, _ in self.heap] + [part.objective for part in parts]
 
     def _bound(self) -> float:
         """A lower bound on all solutions that have not been found."""
-        return min([self.incumbent.proven, *self._left()])
+        return min(self.incumbent.proven, self.open.least_bound())
 
-    def _push(self, node: Outcome) -> None:
-        if node.status not in ("closed", "infeasible"):
-            heappush(self.heap, (node.objective, next(self.order), node))
+    def _take_next(self, first: Outcome) -> Outcome:
+        """The node of least bound (`first`); in a large program, if its box is done, a done one with the incumbent."""
+        plunge, best, self.plunge = self.plunge, self.incumbent.best, None
+        if plunge is not None:
+            return self.open.take(lambda node: node is plunge)
+        if self.is_large and best is not None and self._is_done(first) and not self.incumbent.is_mixed(first):
+            return self.open.take(lambda node: self._is_done(node) and holds(node.counts, best.values))
+        return self.open.take(lambda node: node is first)
 
-    def _next(self) -> Outcome:
-        """The box of least bound; in a large program, if that box is done, a done box that contains the incumbent."""
-        first, best = self.heap[0], self.incumbent.best
-        if self.plunge is not None:
-            first = next((entry for entry in self.heap if entry[2] is self.plunge), first)
-            self.plunge = None
-        elif self.slow and best is not None and self._is_done(first[2]) and not self.incumbent.is_mixed(first[2]):
-            first = next((e for e in self.heap if self._is_done(e[2]) and holds(e[2].counts, best.values)), first)
-        self.heap.remove(first)
-        heapify(self.heap)
-        return first[2]
-
-    def _part(self, node: Outcome, bounds: Bounds) -> Outcome:
+    def _relaxed_part(self, node: Outcome, bounds: Bounds) -> Outcome:
         """The relaxation of a part of a node's box, at least the node's; if it is closed, its bound is recorded."""
         part = self._relax(node, bounds)
         if part.status == "closed":
@@ -182,9 +168,10 @@ class Branching:
 
     def _relax(self, node: Outcome, bounds: Bounds) -> Outcome:
         """The relaxation of a part of a node's box; the node's own if that is exact and lies in the part."""
-        if self.boxes.is_fixed(bounds) and holds(bounds, node.values) and self._is_right(node):
+        if self.boxes.is_fixed(bounds) and holds(bounds, node.values) and self._is_exact(node):
             return replace(node, counts=bounds)
-        return self.program.relax_again(node, max(self.incumbent.left(), 1.0), bounds, cutoff=self.incumbent.enough())
+        seconds = max(self.incumbent.seconds_left(), 1.0)
+        return self.program.relax_again(node, seconds, bounds, cutoff=self.incumbent.cutoff())
 
     def _is_done(self, node: Outcome) -> bool:
         """Whether a box is ready for an integer program: its counts are fixed, or several are open but its products are
@@ -194,17 +181,17 @@ class Branching:
             return False
         if self.boxes.is_fixed(node.counts):
             return True
-        several = self.slow or len(self.boxes.open(node.counts)) > 1
-        return node.status == "optimal" and several and self._is_right(node)
+        several = self.is_large or len(self.boxes.open(node.counts)) > 1
+        return node.status == "optimal" and several and self._is_exact(node)
 
-    def _is_right(self, node: Outcome) -> bool:
+    def _is_exact(self, node: Outcome) -> bool:
         """Whether the products of counts and choices are exact: tighter bounds of counts would not change them."""
-        return sum(self.program.wrong_products(node.values).values()) < _RIGHT
+        return sum(self.program.wrong_products(node.values).values()) < _PRODUCT_TOLERANCE
 
-    def _as_good(self, child: Outcome, node: Outcome) -> bool:
+    def _is_near_parent(self, child: Outcome, node: Outcome) -> bool:
         """Whether a part's relaxation is within the gap of its parent's; without an incumbent a wider gap will do."""
         incumbent = self.incumbent
-        gap = incumbent.gap if incumbent.best is not None else max(incumbent.gap, _NEAR)
+        gap = incumbent.gap if incumbent.best is not None else max(incumbent.gap, _GAP_TO_PARENT)
         return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
 
     def _dive(self, root: Outcome) -> None:
@@ -217,81 +204,95 @@ class Branching:
                 self.incumbent.solve(near)
         if self.incumbent.best is None:
             highest = self.boxes.at({count: self.boxes.range({}, count)[1] for count, _ in self.program.counts})
-            self._round_parts(self._part(root, highest))
-            self.incumbent.first(root, highest)
+            self._round_parts(self._relaxed_part(root, highest))
+            self.incumbent.find_first(root, highest)
 
     def _round_parts(self, node: Outcome) -> None:
         """Round a box's relaxation; in a small program, cut by choices and round the likelier part, and so on."""
-        for _ in range(1 if self.slow else _CUTS):
-            if node.status != "optimal" or self.incumbent.left() <= 0:
+        for _ in range(1 if self.is_large else _MAX_CUTS):
+            if node.status != "optimal" or self.incumbent.seconds_left() <= 0:
                 return
             self.incumbent.round(node)
             parts = self.choices.split(node) if self.incumbent.best is None else None
             if parts is None:
                 return
-            likely = self._part(node, parts[0])
-            node = likely if likely.status == "optimal" else self._part(node, parts[1])
+            likely = self._relaxed_part(node, parts[0])
+            node = likely if likely.status == "optimal" else self._relaxed_part(node, parts[1])
 
     @cached_property
     def choices(self) -> Choices:
         return Choices(self.program.matrix(), with_flows=not self.binds)
 
-    # -- choices ------------------------------------------------------------------------------------------------------
-
     def _close(self, box: Outcome) -> None:
         """Solve a box that is done, or keep the parts that are still open: of a large program for last."""
-        parts = self._finish(box)
-        if self.slow:
-            self.cut.append((box, parts))
+        parts = self._solve_or_cut(box)
+        if self.is_large:
+            self.open.cut.append((box, parts))
             return
         for part in parts:
-            self._push(part)
+            self.open.push(part)
         if parts and parts[-1].status == "optimal" and not self.incumbent.closed(parts[-1].objective):
             self.plunge = parts[-1]  # the likeliest part: a good solution may be near
 
-    def _finish(self, box: Outcome) -> list[Outcome]:
+    def _solve_or_cut(self, box: Outcome) -> list[Outcome]:
         """Solve a box that is done, or cut it by choices, then its likelier part and so on; returns the open parts.
         Once a good incumbent is found, the box itself may be small enough to be solved, which replaces its parts."""
-        incumbent, node, left = self.incumbent, box, list[Outcome]()
+        incumbent, node, parts = self.incumbent, box, list[Outcome]()
         if incumbent.best is None and not incumbent.has_many(box) and not self.program.counts and incumbent.solve(box):
             return []
-        if incumbent.best is None and not self.slow and self.program.as_whole(box) is None:
+        if incumbent.best is None and not self.is_large and self.program.as_whole(box) is None:
             incumbent.round(box)
-        for depth in itertools.count(1):
+        depth = 0
+        while True:
+            depth += 1
             if node.status in ("closed", "infeasible"):
-                if not left or (self.slow and (incumbent.left() <= 0 or not incumbent.is_mixed(left[-1]))):
-                    break
-                other = left.pop()  # the part to go on with
-                node = self._part(other, other.counts)
+                if not parts or not self._goes_on_with(parts[-1]):
+                    return parts
+                other = parts.pop()
+                node = self._relaxed_part(other, other.counts)
                 continue
-            if incumbent.closed(node.objective) or (depth > 1 and (incumbent.left() <= 0 or not self._is_done(node))):
-                return [*left, node]
-            if left and not incumbent.has_many(box):
+            if incumbent.closed(node.objective):
+                return [*parts, node]
+            if depth > 1 and (incumbent.seconds_left() <= 0 or not self._is_done(node)):
+                return [*parts, node]
+            if parts and not incumbent.has_many(box):
                 incumbent.solve(box)
                 return []
-            if any(incumbent.is_mixed(other) for other in left) and not incumbent.is_mixed(node):
-                return [*left, node]  # solving it would prove little while the bounds of others are far below
-            many = incumbent.has_many(node) and (self.cuts < _CUTS or not incumbent.is_small(node))
-            if many and self.cuts >= _CUTS:
-                node = replace(node, objective=incumbent.begin(node))
-                if incumbent.closed(node.objective):
-                    incumbent.proven = min(incumbent.proven, node.objective)
-                    break
-            parts = (incumbent.openings.split(node) or self.choices.split(node)) if many else None
-            if parts is None:
-                incumbent.solve(node)
-                break
-            self.cuts += not self.slow
-            left.append(replace(node, status="waiting", counts=parts[1]))
-            node = self._part(node, parts[0])
-            if node.status == "optimal" and (depth % _ROUND == 0 or not self.slow):
+            if any(incumbent.is_mixed(other) for other in parts) and not incumbent.is_mixed(node):
+                return [*parts, node]  # solving it would prove little while the bounds of others are far below
+            both = self._cut(node)
+            if both is None:
+                return parts
+            node, other = both
+            parts.append(other)
+            if node.status == "optimal" and (depth % _ROUND_EVERY == 0 or not self.is_large):
                 incumbent.round(node)
-        return left
 
-    def _take_up(self, box: Outcome, parts: list[Outcome]) -> None:
+    def _goes_on_with(self, other: Outcome) -> bool:
+        """Whether the other part of a cut box is looked at as soon as the likelier one is closed."""
+        return not self.is_large or (self.incumbent.seconds_left() > 0 and self.incumbent.is_mixed(other))
+
+    def _cut(self, node: Outcome) -> tuple[Outcome, Outcome] | None:
+        """Cut a box in two if it is too large to be solved: the relaxation of the likelier part, and the other part,
+        which waits for its own. None if the box was solved or closed instead."""
+        incumbent = self.incumbent
+        many = incumbent.has_many(node) and (self.cuts < _MAX_CUTS or not incumbent.is_small_box(node))
+        if many and self.cuts >= _MAX_CUTS:
+            node = replace(node, objective=incumbent.partial_solve(node))
+            if incumbent.closed(node.objective):
+                incumbent.proven = min(incumbent.proven, node.objective)
+                return None
+        bounds = (incumbent.openings.split(node) or self.choices.split(node)) if many else None
+        if bounds is None:
+            incumbent.solve(node)
+            return None
+        self.cuts += not self.is_large
+        return self._relaxed_part(node, bounds[0]), replace(node, status="waiting", counts=bounds[1])
+
+    def _reopen(self, box: Outcome, parts: list[Outcome]) -> None:
         """Reopen the parts of a box that was cut, or solve the box itself if it is small enough by now."""
         if not parts or self.incumbent.has_many(box):
             for part in parts:
-                self._push(part)
+                self.open.push(part)
         else:
             self.incumbent.solve(box)

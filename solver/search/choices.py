@@ -22,10 +22,10 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.solver.linear.matrix import Matrix
-from autopar.solver.linear.outcome import WHOLE, Bounds, Outcome
+from autopar.solver.linear.outcome import INTEGRALITY, Bounds, Outcome
 from autopar.solver.linear.terms import Array
 
-_SAME = 1e-9  # choices are equally good if their worth differs by less than this part of the largest worth
+_WORTH_TOLERANCE = 1e-9  # choices are equally good if their worth differs by less than this part of the largest worth
 
 
 class Choices:
@@ -46,14 +46,14 @@ class Choices:
     def split(self, node: Outcome) -> tuple[Bounds, Bounds] | None:
         """The two parts of a relaxation's box, the likelier one first; None if no choice is fractional."""
         values = node.values[self.columns]
-        mixed = (values > WHOLE) & (values < 1 - WHOLE)
+        mixed = (values > INTEGRALITY) & (values < 1 - INTEGRALITY)
         if not mixed.any():
             return None
         worth = self._worth(node)[self.columns]
         mean = np.bincount(self.owner, values * worth, minlength=self.groups)
         mix = np.bincount(self.owner, values * np.abs(worth - mean[self.owner]), minlength=self.groups)
         half = np.bincount(self.owner, np.minimum(values, 1 - values), minlength=self.groups)
-        mix = mix + _SAME * half  # decides if all choices are worth the same
+        mix = mix + _WORTH_TOLERANCE * half  # decides if all choices are worth the same
         mix[np.setdiff1d(np.arange(self.groups), self.owner[mixed])] = -1.0
         mine = np.flatnonzero(self.owner == int(mix.argmax()))
         mine = mine[np.argsort(worth[mine], kind="stable")]
@@ -65,8 +65,8 @@ class Choices:
     def _cut(self, worth: Array, values: Array) -> int:
         """The index of the choice, in order of worth, at which the second half begins."""
         below = np.cumsum(values)[:-1]
-        apart = (below > WHOLE) & (below < values.sum() - WHOLE)
-        unlike = apart & (np.diff(worth) > _SAME * np.abs(worth).max())
+        apart = (below > INTEGRALITY) & (below < values.sum() - INTEGRALITY)
+        unlike = apart & (np.diff(worth) > _WORTH_TOLERANCE * np.abs(worth).max())
         places = np.flatnonzero(unlike if unlike.any() else apart)
         return int(places[np.abs(below[places] - 0.5).argmin()]) + 1
 
@@ -85,7 +85,7 @@ class Choices:
         for rows in ends:
             np.add.at(moved, rows, values[flows])
             np.add.at(all_moved, rows, values[flows] * worth[flows])
-        mean = np.divide(all_moved, moved, out=np.zeros(matrix.lines), where=moved > WHOLE)
+        mean = np.divide(all_moved, moved, out=np.zeros(matrix.lines), where=moved > INTEGRALITY)
         return np.bincount(matrix.end_choices, mean[matrix.end_rows], minlength=matrix.columns)
 
     def _without(self, node: Outcome, gone: Array) -> Bounds:

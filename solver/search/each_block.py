@@ -27,7 +27,7 @@ import numpy as np
 from torch import fx
 
 from autopar.solver.linear.clock import Clock
-from autopar.solver.linear.outcome import WHOLE, Outcome
+from autopar.solver.linear.outcome import INTEGRALITY, Outcome
 from autopar.solver.linear.terms import Array
 from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
@@ -40,10 +40,10 @@ MOST_BLOCKS = 8
 """Largest number of equal blocks that are refined under a budget: with more, one block is a small part of a step, and
 the memory rows of all blocks take longer."""
 
-_MIXED, _STORED = 20, 100  # HiGHS nodes for mixed choices and for storages: limits that do not depend on the clock
-_CLOSE = 1e-3  # the folded relaxation may stop this far below its optimum (relative)
+_MIXED_NODES, _STORAGE_NODES = 20, 100  # HiGHS nodes for mixed choices and for storages: no limits by the clock
+_FOLDED_RELAXATION_GAP = 1e-3  # the folded relaxation may stop this far below its optimum (relative)
 
-Ways = Mapping[fx.Node, Sequence[Strategy]]
+Strategies = Mapping[fx.Node, Sequence[Strategy]]
 
 
 def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
@@ -61,14 +61,14 @@ def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: flo
         for i in range(stage.count)
     }
 
-    def within(ways: Ways) -> Model:
-        model = Model(asked.each_block(ways, levels))
+    def within(strategies: Strategies) -> Model:
+        model = Model(asked.each_block(strategies, levels))
         Rows(model, asked.usable_bytes)
         return model
 
     clock, solver = Clock(seconds, seconds), asked.solver
     best, tried = solution, [solution]  # with other storages, the folded plan may beat the faster one
-    relaxed = folded.program.relax(solver, seconds, {}, seconds / 2, close=_CLOSE)
+    relaxed = folded.program.relax(solver, seconds, {}, seconds / 2, close=_FOLDED_RELAXATION_GAP)
     if relaxed.status == "optimal":
         model = within(_mixed(asked, folded, relaxed, solution))
         best = _faster(model, _told_apart(model, solution, solver, clock, asked.gap), solution, asked.gap)
@@ -80,7 +80,7 @@ def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: flo
         model = within(_storages(asked, one))
         price(model)
         everything = np.arange(len(model.program.names))
-        best = _faster(model, _found(model, everything, best, solver, left, asked.gap, _STORED), best, asked.gap)
+        best = _faster(model, _found(model, everything, best, solver, left, asked.gap, _STORAGE_NODES), best, asked.gap)
     return best
 
 
@@ -88,14 +88,14 @@ def differing(asked: SolveRequest, folded: Model, solution: Solution, seconds: f
     """As `refined`, but without a budget, for a problem in which nothing recomputes."""
     if max(stage.count for stage in folded.problem.stages) == 1 or seconds <= 0:
         return solution
-    relaxed = folded.program.root(asked.solver, seconds, seconds / 2, close=_CLOSE)
+    relaxed = folded.program.root(asked.solver, seconds, seconds / 2, close=_FOLDED_RELAXATION_GAP)
     if relaxed.status != "optimal" or relaxed.objective >= in_program(folded, solution.seconds * (1 - asked.gap)):
         return solution
     model, clock = Model(asked.each_block(_mixed(asked, folded, relaxed, solution), None)), Clock(seconds, seconds)
     return _faster(model, _told_apart(model, solution, asked.solver, clock, asked.gap), solution, asked.gap)
 
 
-def _storages(asked: SolveRequest, solution: Solution) -> Ways:
+def _storages(asked: SolveRequest, solution: Solution) -> Strategies:
     """The choices of a solution, and all choices of parameters."""
     return {
         node: some if asked.memory.is_parameter(node) or node not in solution.chosen else (solution.chosen[node],)
@@ -103,11 +103,11 @@ def _storages(asked: SolveRequest, solution: Solution) -> Ways:
     }
 
 
-def _mixed(asked: SolveRequest, folded: Model, relaxed: Outcome, solution: Solution) -> Ways:
+def _mixed(asked: SolveRequest, folded: Model, relaxed: Outcome, solution: Solution) -> Strategies:
     """The choices of nonzero value in a relaxation of the folded problem, and those of its solution."""
     problem = folded.problem
     used = [
-        [c.strategy for v, c in zip(variables, op.choices, strict=True) if relaxed.values[v] > WHOLE]
+        [c.strategy for v, c in zip(variables, op.choices, strict=True) if relaxed.values[v] > INTEGRALITY]
         for op, variables in zip(problem.ops, folded.x, strict=True)
     ]
     found: dict[fx.Node, Sequence[Strategy]] = {}
@@ -130,8 +130,8 @@ def _told_apart(model: Model, solution: Solution, solver: str, clock: Clock, gap
     kept = np.ones(len(program.names), dtype=bool)
     for op, variables in zip(model.problem.ops, model.x, strict=True):
         for variable, choice in zip(variables, op.choices, strict=True):
-            kept[variable] = relaxed.values[variable] > WHOLE or choice.strategy == solution.chosen[op.node]
-    return _found(model, np.flatnonzero(kept), solution, solver, left, gap, _MIXED)
+            kept[variable] = relaxed.values[variable] > INTEGRALITY or choice.strategy == solution.chosen[op.node]
+    return _found(model, np.flatnonzero(kept), solution, solver, left, gap, _MIXED_NODES)
 
 
 def _found(

@@ -12,24 +12,24 @@ import math
 import numpy as np
 
 from autopar.solver.linear.clock import Clock
-from autopar.solver.linear.outcome import WHOLE, Bounds, Outcome
+from autopar.solver.linear.outcome import INTEGRALITY, Bounds, Outcome
 from autopar.solver.linear.pricing import least_more
 from autopar.solver.linear.program import Program
 from autopar.solver.linear.terms import Array
 from autopar.solver.search.openings import Openings
 from autopar.solver.search.shrunk import held_of, without_zeros
-from autopar.solver.search.windows import SHARE, improved
+from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE, improved
 
-# With more variables a program is large (`slow`): its parts' relaxations generate columns, and its boxes are solved
-# with only the variables that reduced costs leave.
-FEW = 20_000
+# With more variables a program is large: its parts' relaxations generate columns, and its boxes are solved with only
+# the variables that reduced costs leave.
+MAX_SMALL_PROGRAM = 20_000
 # A box with more flows than this is cut before it is solved as an integer program:
-_FLOWS, _FEW_FLOWS = 15_000, 300  # in general; in a small program with counts
-_FEW_TO_OPEN = 8_000  # in a large program, if the relaxation opens a bucket in part: cuts by buckets are faster
-_FEW_KEPT = 6_000  # after many cuts, a box (or all that is left) with at most so many variables is solved at once
-_NODES = 100  # HiGHS nodes for a box before it is cut again; doubled each time
-_FAR = 1e-2  # the incumbent is far if it exceeds the bound by more than this part of its cost
-_MARGIN = 1e-3  # first limit for reduced costs, relative above the box's relaxation
+_MAX_FLOWS_UNCUT, _MAX_FLOWS_UNCUT_SMALL = 15_000, 300  # in general; in a small program with counts
+_MAX_FLOWS_UNCUT_BUCKETS = 8_000  # in a large program, if the relaxation opens a bucket in part
+_MAX_VARIABLES_AT_ONCE = 6_000  # after many cuts, a box (or all that is left) of at most this size is solved at once
+_FIRST_NODES = 100  # HiGHS nodes for a box before it is cut again; doubled each time
+_FAR_GAP = 1e-2  # the incumbent is far if it exceeds the bound by more than this part of its cost
+_FIRST_MARGIN = 1e-3  # first limit for reduced costs, relative above the box's relaxation
 
 
 class Incumbent:
@@ -50,31 +50,31 @@ class Incumbent:
         self.program, self.solver, self.gap, self.clock, self.limit = program, solver, gap, clock, limit
         self.best = best
         self.openings = Openings(program)
-        self.slow = len(program.names) > FEW
+        self.is_large = len(program.names) > MAX_SMALL_PROGRAM
         self.proven = math.inf
-        self._nodes = _NODES
+        self._nodes = _FIRST_NODES
         self._was_improved = False
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.clock.left(self.best is not None)
 
     def closed(self, bound: float) -> bool:
         """Whether a box with this bound cannot improve the incumbent by more than the gap."""
-        return bound >= self.enough()
+        return bound >= self.cutoff()
 
-    def first(self, root: Outcome, counts: Bounds) -> None:
+    def find_first(self, root: Outcome, counts: Bounds) -> None:
         """If there is no incumbent, look for one with these counts, using the columns that the relaxations have."""
-        if self.best is None and self.left() > 0:
-            found = self.program.integrate(self.solver, self._entered(root), self.left(), self.gap, counts)
+        if self.best is None and self.seconds_left() > 0:
+            found = self.program.integrate(self.solver, self._entered(root), self.seconds_left(), self.gap, counts)
             self.best = found if len(found.values) else None
 
-    def is_large(self, node: Outcome) -> bool:
+    def is_large_box(self, node: Outcome) -> bool:
         """Whether a box of a large program is too large to be solved before others are looked at."""
-        return self.slow and len(self.kept(node, self.near(node))) > FEW
+        return self.is_large and len(self.usable_variables(node, self.first_limit(node))) > MAX_SMALL_PROGRAM
 
-    def is_small(self, node: Outcome) -> bool:
+    def is_small_box(self, node: Outcome) -> bool:
         """Whether there is an incumbent and HiGHS is likely to close a box soon."""
-        return self.best is not None and len(self.kept(node, self.enough())) <= _FEW_KEPT
+        return self.best is not None and len(self.usable_variables(node, self.cutoff())) <= _MAX_VARIABLES_AT_ONCE
 
     def has_many(self, node: Outcome) -> bool:
         """Whether there is an incumbent and a box is too large for an integer program, so that cuts are faster.
@@ -86,11 +86,11 @@ class Incumbent:
             return False
         if self.is_mixed(node):
             return True
-        kept = self.kept(node, self.enough())
+        kept = self.usable_variables(node, self.cutoff())
         flows = int(np.isin(kept, self.program.matrix().flows[:, 0]).sum())
-        if self.slow and flows > _FEW_TO_OPEN and self.openings.split(node) is not None:
+        if self.is_large and flows > _MAX_FLOWS_UNCUT_BUCKETS and self.openings.split(node) is not None:
             return True
-        return flows > (_FLOWS if self.slow or not self.program.counts else _FEW_FLOWS)
+        return flows > (_MAX_FLOWS_UNCUT if self.is_large or not self.program.counts else _MAX_FLOWS_UNCUT_SMALL)
 
     def is_mixed(self, node: Outcome) -> bool:
         """Whether the relaxation of a box is far below the incumbent, in a large program without counts.
@@ -98,17 +98,17 @@ class Incumbent:
         Such a relaxation mixes a choice whose collectives are hidden with a choice of the same op that has none. In one
         case HiGHS reached a gap of 13 % in a minute, while four cuts by the choices of that op closed it.
         """
-        return self.slow and not self.program.counts and self.is_far(node.objective)
+        return self.is_large and not self.program.counts and self.is_far(node.objective)
 
     def round(self, node: Outcome) -> None:
         """Look for a good solution of a done box quickly: only with the choices of nonzero value in its relaxation."""
         matrix = self.program.matrix()
         matrix.bound(node.counts)
         held = held_of(self.program)
-        kept = without_zeros(matrix, held | ~matrix.integer | (node.values > WHOLE), held)
-        kept = np.flatnonzero(matrix.with_company(kept))
-        found = self.program.integrate(self.solver, kept, self.left(), self.gap, node.counts, cutoff=self.enough())
-        self._take(found)
+        kept = without_zeros(matrix, held | ~matrix.integer | (node.values > INTEGRALITY), held)
+        kept = np.flatnonzero(matrix.with_dependents(kept))
+        cutoff, seconds = self.cutoff(), self.seconds_left()
+        self._take(self.program.integrate(self.solver, kept, seconds, self.gap, node.counts, cutoff=cutoff))
 
     def solve(self, node: Outcome, least: float = -math.inf) -> bool:
         """Solve a done box as an integer program; the incumbent changes if the solution beats it by more than the gap.
@@ -120,18 +120,16 @@ class Incumbent:
         if self._solved_by_itself(node):
             self.proven = min(self.proven, least)
             return True
-        few = len(self.program.names) <= FEW
-        margin = math.inf if few else self.near(node) - node.objective
+        margin = self.first_limit(node) - node.objective if self.is_large else math.inf
         mine = math.inf  # the best solution of this box
         while True:
-            enough = self.enough()
-            limit = min(node.objective + margin, enough)
-            kept = self.kept(node, limit)
+            cutoff = self.cutoff()
+            limit = min(node.objective + margin, cutoff)
+            kept = self.usable_variables(node, limit)
             everything = len(kept) == int((self.program.matrix().upper > 0).sum())
             late = self.best is None and self.clock.gone > self.clock.limit
-            found = self.program.integrate(
-                self.solver, kept, self.left(), 1.0 if late else self.gap, node.counts, cutoff=enough
-            )
+            gap = 1.0 if late else self.gap
+            found = self.program.integrate(self.solver, kept, self.seconds_left(), gap, node.counts, cutoff=cutoff)
             if self.best is None or found.objective < self.best.objective:
                 self.best = found if len(found.values) else None
             mine = min(mine, found.objective)
@@ -140,32 +138,32 @@ class Incumbent:
                     continue
                 self.proven = min(self.proven, least)
                 return True
-            bound = max(least, min(found.bound, enough if everything else limit))
-            done = everything or limit >= enough or (self.best is not None and self.closed(bound))
-            if done or mine <= limit or found.status == "feasible" or (self.best and self.left() <= 0):
+            bound = max(least, min(found.bound, cutoff if everything else limit))
+            done = everything or limit >= cutoff or (self.best is not None and self.closed(bound))
+            if done or mine <= limit or found.status == "feasible" or (self.best and self.seconds_left() <= 0):
                 self.proven = min(self.proven, bound)
                 return True
             if is_first and self.is_mixed(node):
                 return False
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine is inf without a solution
 
-    def begin(self, node: Outcome, part: float = 1.0, nodes: int | None = None) -> float:
+    def partial_solve(self, node: Outcome, part: float = 1.0, nodes: int | None = None) -> float:
         """The bound that HiGHS proves of a box in some nodes; a better solution that it finds becomes the incumbent.
 
         Each call doubles the nodes of the next, so that the search ends even if cuts do not make boxes easier. `part`:
         share of the remaining time that HiGHS may take; `nodes`: a fixed number of nodes instead.
         """
-        enough, kept, seconds = self.enough(), self.kept(node, self.enough()), part * self.left()
+        cutoff, kept, seconds = self.cutoff(), self.usable_variables(node, self.cutoff()), part * self.seconds_left()
         found = self.program.integrate(
-            self.solver, kept, seconds, self.gap, node.counts, cutoff=enough, nodes=nodes or self._nodes
+            self.solver, kept, seconds, self.gap, node.counts, cutoff=cutoff, nodes=nodes or self._nodes
         )
         self._nodes *= 1 if nodes else 2
         self._take(found)
-        return max(node.objective, min(found.bound, enough))
+        return max(node.objective, min(found.bound, cutoff))
 
     def closes(self, root: Outcome, part: float, nodes: int | None = None) -> bool:
         """Whether HiGHS closes a box within a share of the remaining time and so many nodes."""
-        bound = self.begin(root, part, nodes)
+        bound = self.partial_solve(root, part, nodes)
         if self.closed(bound):
             self.proven = min(self.proven, bound)
             return True
@@ -173,27 +171,27 @@ class Incumbent:
 
     def is_far(self, bound: float) -> bool:
         """Whether the incumbent is so far above a bound that improving it is worth more than raising the bound."""
-        return self.best is not None and self.best.objective - bound > _FAR * abs(self.best.objective)
+        return self.best is not None and self.best.objective - bound > _FAR_GAP * abs(self.best.objective)
 
     def improve(self, bound: float) -> None:
         """Once, for a share of the time, search near the incumbent if `bound` leaves room for a better one."""
         if self.best is not None and not self._was_improved and not self.closed(bound):
             self._was_improved = True
-            self.best = improved(self.program, self.solver, self.gap, self.best, SHARE * self.clock.limit)
+            self.best = improved(self.program, self.solver, self.gap, self.best, NEIGHBOURHOOD_SHARE * self.clock.limit)
 
     def _take(self, found: Outcome) -> None:
         if len(found.values) and (self.best is None or found.objective < self.best.objective):
             self.best = found
 
-    def near(self, node: Outcome) -> float:
+    def first_limit(self, node: Outcome) -> float:
         """The first cost limit of a box: solutions up to this cost are looked for first."""
-        return node.objective + max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
+        return node.objective + max(abs(node.objective) * max(self.gap, _FIRST_MARGIN), 1e-6)
 
-    def enough(self) -> float:
+    def cutoff(self) -> float:
         """The bound at which a box is closed: infinite without an incumbent, else at most the program's limit."""
-        return math.inf if self.best is None else min(self.limit, self.proof())
+        return math.inf if self.best is None else min(self.limit, self.proof_bound())
 
-    def proof(self) -> float:
+    def proof_bound(self) -> float:
         """The bound that proves the incumbent optimal within the gap."""
         assert self.best is not None
         return self.best.objective - self.gap * abs(self.best.objective)
@@ -206,7 +204,7 @@ class Incumbent:
         self.best = found if self.best is None else min(self.best, found, key=lambda one: one.objective)
         return self.closed(node.objective)
 
-    def kept(self, node: Outcome, limit: float) -> Array:
+    def usable_variables(self, node: Outcome, limit: float) -> Array:
         """The variables that a solution of this box can use if it costs at most `limit` (reduced-cost fixing)."""
         matrix = self.program.matrix()
         matrix.bound(node.counts)

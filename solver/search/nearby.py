@@ -13,22 +13,23 @@ import itertools
 import math
 
 from autopar.solver.linear.clock import Clock
-from autopar.solver.linear.outcome import WHOLE, Outcome
+from autopar.solver.linear.outcome import INTEGRALITY, Outcome
 from autopar.solver.linear.program import Program
 from autopar.solver.search.boxes import Boxes
-from autopar.solver.search.windows import SHARE
+from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 
-_NEAR = 5e-3  # relative to the root's relaxation: fixed counts that cost no more above it are good enough
-_SECONDS = 5.0  # limit of one step
+_GOOD_COUNTS_GAP = 5e-3  # relative to the root's relaxation: fixed counts that cost no more above it are good enough
+_MAX_STEP_SECONDS = 5.0  # limit of one step
 
 
 def nearby(program: Program, boxes: Boxes, clock: Clock, root: Outcome) -> Outcome:
     """The relaxation with fixed counts near the root's that no single step improves, or the best one found in time."""
     counts = [count for count, _ in program.counts]
-    values = {one: min(boxes.range({}, one)[1], float(math.ceil(root.values[one] - WHOLE))) for one in counts}
+    values = {one: min(boxes.range({}, one)[1], float(math.ceil(root.values[one] - INTEGRALITY))) for one in counts}
     best, tried = program.relax_again(root, max(clock.left(False), 1.0), boxes.at(values), from_last=True), [values]
-    steps, end, in_vain = itertools.cycle(itertools.product((1.0, -1.0), counts)), clock.gone + SHARE * clock.limit, 0
-    enough = root.objective + _NEAR * abs(root.objective)
+    end, in_vain = clock.gone + NEIGHBOURHOOD_SHARE * clock.limit, 0
+    steps = itertools.cycle(itertools.product((1.0, -1.0), counts))
+    enough = root.objective + _GOOD_COUNTS_GAP * abs(root.objective)
     while in_vain < 2 * len(counts) and clock.gone < end and not (_is_done(best) and best.objective <= enough):
         step, count = next(steps)
         changed = {**values, count: values[count] + step}
@@ -36,7 +37,7 @@ def nearby(program: Program, boxes: Boxes, clock: Clock, root: Outcome) -> Outco
         if changed in tried or not boxes.are_possible(changed):
             continue
         limit = best.objective if _is_done(best) else math.inf
-        found = program.relax_again(root, _SECONDS, boxes.at(changed), cutoff=limit, from_last=True)
+        found = program.relax_again(root, _MAX_STEP_SECONDS, boxes.at(changed), cutoff=limit, from_last=True)
         tried.append(changed)
         if _is_done(found) and found.objective < limit:
             best, values, in_vain = found, changed, 0

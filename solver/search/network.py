@@ -35,9 +35,9 @@ from autopar.solver.seconds.costs import Costs, Tables
 from autopar.solver.seconds.overlap import Key
 from autopar.solver.seconds.stars import MOST, Arm, Star
 
-_ROUNDS = 40  # at most so many rounds, each forward and back over the ops
-_STILL = 3e-4  # the last round is the one that raises the bound by no more than this part
-_SWEEPS = 4  # at most so many sweeps over the ops to decode a plan from the messages
+_MAX_ROUNDS = 40  # at most so many rounds, each forward and back over the ops
+_MIN_RISE = 3e-4  # the last round is the one that raises the bound by no more than this part
+_MAX_SWEEPS = 4  # at most so many sweeps over the ops to decode a plan from the messages
 
 Readers = Sequence[tuple[Tensor, Use]]
 
@@ -87,13 +87,13 @@ class Network:
 
     def climb(self) -> None:
         """Raise the bound in rounds, until a round raises it little."""
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             before = self._bound
             for order in (range(len(self._own)), range(len(self._own) - 1, -1, -1)):
                 self._pass(order)
             self._bound = self._evaluate()
             self.bound = max(self.bound, self._bound, *(float(some.min()) for some in self.least))
-            if self._bound - before <= _STILL * abs(self._bound):
+            if self._bound - before <= _MIN_RISE * abs(self._bound):
                 break
         self._together()
 
@@ -104,7 +104,7 @@ class Network:
         messages = [[arm.message for arm in star.arms] for star in self._some]
         made, groups = [-1] * len(self._own), {op.like for op in self.problem.ops}
         forward = range(len(made))
-        for sweep in range(_SWEEPS):
+        for sweep in range(_MAX_SWEEPS):
             before = list(made)
             for number in reversed(forward) if sweep % 2 else forward:
                 decides = self.problem.decides(number)

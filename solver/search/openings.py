@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.solver.linear.outcome import WHOLE, Bounds, Outcome
+from autopar.solver.linear.outcome import INTEGRALITY, Bounds, Outcome
 from autopar.solver.linear.program import Program
 
-_LEAST = 1e-2  # part of the objective that the unpaid latency must exceed; below, branching on choices proves sooner
+_MIN_UNPAID_SHARE = 1e-2  # of the objective; where the unpaid latency is less, branching on choices proves sooner
 
 
 class Openings:
@@ -29,10 +29,10 @@ class Openings:
         if node.status != "optimal" or not len(self._numbers):
             return None
         values = node.values[self._numbers]
-        in_part = (values > WHOLE) & (values < 1 - WHOLE)
+        in_part = (values > INTEGRALITY) & (values < 1 - INTEGRALITY)
         lost = np.where(in_part, self._latencies * np.minimum(values, 1 - values), 0.0)
         at = int(lost.argmax())
-        if lost[at] <= _LEAST * abs(node.objective):
+        if lost[at] <= _MIN_UNPAID_SHARE * abs(node.objective):
             return None
         ends = (1.0, 0.0) if values[at] > 1 / 2 else (0.0, 1.0)
         one, other = ({**node.counts, int(self._numbers[at]): (end, end)} for end in ends)

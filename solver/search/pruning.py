@@ -28,24 +28,24 @@ from autopar.solver.linear.outcome import Outcome
 from autopar.solver.linear.terms import Array
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
+from autopar.solver.search.choice_subsets import ChoiceSubset, ProblemChoices, chosen, fixed_counts, restricted_to
 from autopar.solver.search.network import Network, Weights
 from autopar.solver.search.search import patience_of
-from autopar.solver.search.ways import Kept, Ways, chosen, counts, few
 from autopar.solver.search.windows import completed
 from autopar.solver.seconds.costs import Tables
 from autopar.solver.seconds.objective import price, run
 
 # Sizes of programs without a budget, in pairs of layouts (one flow variable each):
-_ALL = 30_000  # up to this size the program has all choices and is solved at once
-_PAIRS = 60_000, 150_000, 600_000  # largest size of the restricted program at the first, second and third try
-_READ = 60_000  # if the cheapest choices alone exceed this size, a first plan is decoded from the network's messages
-_SURE = 4_500_000  # allowed at the last try (3 GiB), if its limit is high enough to prove the known plan optimal
+_MAX_FLOWS_ALL_CHOICES = 30_000  # up to this size the program has all choices and is solved at once
+_MAX_FLOWS_RESTRICTED = 60_000, 150_000, 600_000  # of the restricted program at the first, second and third try
+_MAX_FLOWS_CHEAPEST = 60_000  # if the cheapest choices alone exceed this, a first plan is decoded from messages
+_MAX_FLOWS_PROOF = 4_500_000  # at the last try (3 GiB), if its limit is high enough to prove the known plan optimal
 
 # Shares of the time that is left:
-_FIRST = 1 / 10  # for a try that is not the last: once a plan is known, its cost excludes most choices
-_NEXT = 1 / 2  # if the relaxation of the next try is expected to take more, the current try is the last one
+_EARLY_TRY_SHARE = 1 / 10  # for a try that is not the last: once a plan is known, its cost excludes most choices
+_NEXT_RELAXATION_SHARE = 1 / 2  # if the relaxation of the next try is expected to take more, this try is the last
 
-SHORT = TimeLimitError, MemoryError  # errors after which a known plan is kept and only the proof is given up
+OUT_OF_RESOURCES = TimeLimitError, MemoryError  # errors after which a known plan is kept and only the proof is given up
 EPSILON = 1e-9  # relative error allowed for floating point
 
 Found = tuple[Model, Outcome]
@@ -62,22 +62,22 @@ class Pruner:
     tables: Tables = field(default_factory=Tables)
     _network: Network | None = None
 
-    def pairs(self, problem: Problem) -> int:
+    def count_flows(self, problem: Problem) -> int:
         """The number of pairs of layouts over all tensors of a problem: one layout at the source, one at the use."""
-        ways = self.ways(problem)
-        return ways.pairs(ways.all)
+        choices = self.choices(problem)
+        return choices.count_flows(choices.all)
 
-    def ways(self, problem: Problem) -> Ways:
-        return Ways(problem, self.tables)
+    def choices(self, problem: Problem) -> ProblemChoices:
+        return ProblemChoices(problem, self.tables)
 
-    def least(self, problem: Problem) -> Sequence[Array]:
+    def choice_bounds(self, problem: Problem) -> Sequence[Array]:
         """For each op, an array over its choices: a lower bound in seconds on all plans that make the choice."""
         return self._known(problem).least
 
-    def best_and_stored(self, problem: Problem) -> Kept:
+    def best_and_stored(self, problem: Problem) -> ChoiceSubset:
         """The choices of least bound of each op, and all choices of parameters (how they are stored)."""
-        stored = (problem.memory.is_parameter(op.node) for op in problem.ops)
-        return [(some == some.min()) | mine for some, mine in zip(self.least(problem), stored, strict=True)]
+        bounds, stored = self.choice_bounds(problem), (problem.memory.is_parameter(op.node) for op in problem.ops)
+        return [(some == some.min()) | mine for some, mine in zip(bounds, stored, strict=True)]
 
     def bound(self, problem: Problem) -> float:
         """A lower bound in seconds on all plans."""
@@ -86,28 +86,28 @@ class Pruner:
     def free(self, problem: Problem, time_limit: float) -> Found:
         """The fastest plan without a budget. The model may be a restricted one, but the status and bound of the outcome
         hold for the problem with all its choices."""
-        ways, end = self.ways(problem), cpu_seconds() + time_limit
-        if ways.pairs(ways.all) <= _ALL:
+        choices, end = self.choices(problem), cpu_seconds() + time_limit
+        if choices.count_flows(choices.all) <= _MAX_FLOWS_ALL_CHOICES:
             return self._all(problem, time_limit)
         network = self._known(problem)
-        known: Kept = [some == some.min() for some in network.least]
+        required: ChoiceSubset = [some == some.min() for some in network.least]
         best: Found | None = None
         bound, highest = network.bound, math.inf
-        if ways.pairs(known) > _READ:
+        if choices.count_flows(required) > _MAX_FLOWS_CHEAPEST:
             best = self._decoded(problem, network, max(end - cpu_seconds(), 0.0))
             if best is not None:
-                known, highest = chosen(*best, problem), best[1].objective * (1 + EPSILON)
-        for most, more in zip(_PAIRS, (*_PAIRS[1:], math.inf), strict=True):
+                required, highest = chosen(*best, problem), best[1].objective * (1 + EPSILON)
+        for most, more in zip(_MAX_FLOWS_RESTRICTED, (*_MAX_FLOWS_RESTRICTED[1:], math.inf), strict=True):
             if best is not None and (cpu_seconds() > end or self.is_near(best[1], bound)):
                 break
-            kept, limit = ways.up_to(network.least, known, most, highest)
-            if best is not None and most == _PAIRS[-1] and not self.is_near(best[1], limit):
-                sure = ways.up_to(network.least, known, _SURE, highest)
+            kept, limit = choices.up_to(network.least, required, most, highest)
+            if best is not None and most == _MAX_FLOWS_RESTRICTED[-1] and not self.is_near(best[1], limit):
+                sure = choices.up_to(network.least, required, _MAX_FLOWS_PROOF, highest)
                 kept, limit = sure if self.is_near(best[1], sure[1]) else (kept, limit)
-            if best is not None and all(map(np.array_equal, kept, known)):
+            if best is not None and all(map(np.array_equal, kept, required)):
                 continue  # only the known plan would be found again
-            with suppress(InfeasibleError, *(SHORT if best is not None else [])):
-                model = Model(few(problem, kept), tables=self.tables)
+            with suppress(InfeasibleError, *(OUT_OF_RESOURCES if best is not None else [])):
+                model = Model(restricted_to(problem, kept), tables=self.tables)
                 start = self.completed(model, best) if best is not None else None
                 left, took = max(end - cpu_seconds(), 0.0), 0.0
                 if best is not None:  # the relaxation may take all the time, as its bound is of use
@@ -115,15 +115,15 @@ class Pruner:
                     if model.program.root(self.solver, left).status == "stopped":
                         break
                     took, left = left - max(end - cpu_seconds(), 0.0), max(end - cpu_seconds(), 0.0)
-                is_last = more == math.inf or limit >= highest or took * more / most > _NEXT * left
-                seconds = left if is_last else _FIRST * left
+                is_last = more == math.inf or limit >= highest or took * more / most > _NEXT_RELAXATION_SHARE * left
+                seconds = left if is_last else _EARLY_TRY_SHARE * left
                 outcome = run(model, self.solver, seconds, self.gap, patience=patience_of(left), best=start)
                 if len(outcome.values):
                     bound = max(bound, min(outcome.bound, limit * (1 - EPSILON)))
                     if best is None or outcome.objective < best[1].objective:
-                        best, known = (model, outcome), chosen(model, outcome, problem)
+                        best, required = (model, outcome), chosen(model, outcome, problem)
                         highest = outcome.objective * (1 + EPSILON)
-                    if self.is_near(outcome, bound) or most == _PAIRS[-1]:
+                    if self.is_near(outcome, bound) or most == _MAX_FLOWS_RESTRICTED[-1]:
                         break
                     weigh(network, model, self.solver, end - cpu_seconds())
                     bound = max(bound, network.bound)
@@ -134,7 +134,7 @@ class Pruner:
     def _decoded(self, problem: Problem, network: Network, seconds: float) -> Found | None:
         """The plan decoded from the network's messages; None if one of its ops cannot get an input in its layout."""
         with suppress(InfeasibleError, TimeLimitError):
-            model = Model(few(problem, network.decoded()), tables=self.tables)
+            model = Model(restricted_to(problem, network.decoded()), tables=self.tables)
             outcome = run(model, self.solver, seconds, self.gap)
             return (model, outcome) if len(outcome.values) else None
         return None
@@ -145,7 +145,7 @@ class Pruner:
         values = np.zeros(len(model.program.names))
         for variables, mine in zip(model.x, chosen(*known, model.problem), strict=True):
             values[variables] = mine
-        return completed(model.program, self.solver, values, counts(*known, model))
+        return completed(model.program, self.solver, values, fixed_counts(*known, model))
 
     def _all(self, problem: Problem, time_limit: float) -> Found:
         model = Model(problem, tables=self.tables)

@@ -31,16 +31,16 @@ from autopar.solver.search import incumbent
 from autopar.solver.search.branching import Branching
 from autopar.solver.search.shrunk import Shrunk, part_of, within
 
-_LOOSE = 4e-3  # the root relaxation may stop this far below its optimum (relative)
-_PARTS = 1e-2, 4e-2, math.inf  # successive cost limits of the parts that are searched, relative above the relaxation
-_SHARE = 0.4  # share of the remaining time for one part of solutions near the relaxation, if only a far one is known
+_ROOT_GAP = 4e-3  # the root relaxation may stop this far below its optimum (relative)
+_PART_MARGINS = 1e-2, 4e-2, math.inf  # successive cost limits of the parts searched, relative above the relaxation
+_NEAR_PART_SHARE = 0.4  # of the time left, for one part of solutions near the relaxation, if only a far one is known
 _EPSILON = 1e-9  # relative error allowed for floating point
-_LARGE = 100_000  # a program without counts that has at most so many columns is searched whole
-_SMALL = 0.5  # a part with more than this share of all columns is not worth a relaxation of its own
-_COSTS = 7e-2  # first guess of what the budget costs (relative): the limit above the relaxation without a budget
-_ABOVE = 2e-2  # the next limit, above the relaxation of a part with the budget (relative)
-_MOST = 0.75, 0.85  # largest share of the choices in a part worth a relaxation of its own: first part, later parts
-_PATIENCE = 4.0, 60.0  # the first solution may take 4 times the limit, and at least 60 seconds
+_MAX_COLUMNS_WHOLE = 100_000  # a program without counts that has at most so many columns is searched whole
+_MAX_PART_SHARE = 0.5  # a part with more than this share of all columns is not worth a relaxation of its own
+_FIRST_BUDGET_MARGIN = 7e-2  # first guess of what the budget costs, relative above the relaxation without it
+_NEXT_BUDGET_MARGIN = 2e-2  # the next limit, above the relaxation of a part with the budget (relative)
+_MAX_CHOICES_SHARE = 0.75, 0.85  # of a part worth a relaxation of its own: the first part, later parts
+_PATIENCE_FACTOR, _MIN_PATIENCE = 4.0, 60.0  # the first solution may take 4 times the limit, and at least 60 seconds
 
 
 def search(
@@ -67,7 +67,7 @@ def search(
     found = _near_no_budget(program, solver, gap, clock) if first is None else None
     if found is not None:
         return found
-    left, close = patience - clock.gone if best is None else clock.left(True), _LOOSE if program.counts else None
+    left, close = patience - clock.gone if best is None else clock.left(True), _ROOT_GAP if program.counts else None
     root = program.root(solver, left, time_limit / 2, close=close, first=first)
     if best is not None and root.status in ("stopped", "infeasible"):  # infeasible by HiGHS's tolerance alone
         return replace(best, status="feasible", bound=-math.inf)
@@ -75,38 +75,40 @@ def search(
         raise clock.too_short()
     if root.status == "infeasible" or not any(program.integer):
         return root
-    if not program.counts and len(program.names) <= _LARGE:
+    if not program.counts and len(program.names) <= _MAX_COLUMNS_WHOLE:
         return Branching(program, solver, gap, clock, best).run(root)
     return _by_parts(program, root, solver, gap, clock, best)
 
 
 def patience_of(time_limit: float) -> float:
     """How many seconds the search for a first solution may take."""
-    return max(_PATIENCE[0] * time_limit, _PATIENCE[1])
+    return max(_PATIENCE_FACTOR * time_limit, _MIN_PATIENCE)
 
 
 def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> Outcome | None:
     """The best solution of a large program with a budget, if the budget costs little; else None."""
     budget = program.budget
-    if budget is None or not program.counts or len(program.names) <= incumbent.FEW or not is_highs(solver):
+    is_small = len(program.names) <= incumbent.MAX_SMALL_PROGRAM
+    if budget is None or not program.counts or is_small or not is_highs(solver):
         return None
     free = {budget: (program.lower[budget], math.inf)}
     rough = program.relax(solver, clock.patience - clock.gone, free, clock.limit / 2, close=math.inf)
     if rough.status != "optimal":
         return None
-    choices, limit, basis = program.matrix().integer, rough.objective + _COSTS * abs(rough.objective), None
-    for most in itertools.chain(_MOST, itertools.repeat(_MOST[-1])):
+    choices, basis = program.matrix().integer, None
+    limit = rough.objective + _FIRST_BUDGET_MARGIN * abs(rough.objective)
+    for most in itertools.chain(_MAX_CHOICES_SHARE, itertools.repeat(_MAX_CHOICES_SHARE[-1])):
         kept = within(program, rough, limit)
         if choices[kept].sum() > most * choices.sum():
             return None
         part = part_of(program, kept)
-        root = _rooted(part, basis, solver, clock.patience - clock.gone, clock, close=_LOOSE)
+        root = _rooted(part, basis, solver, clock.patience - clock.gone, clock, close=_ROOT_GAP)
         if root.status != "optimal" or root.basis is None:
             return None
         basis = part.of_whole(root.basis)
-        if root.objective + _PARTS[0] * abs(root.objective) <= limit:
+        if root.objective + _PART_MARGINS[0] * abs(root.objective) <= limit:
             break
-        limit = max(limit, root.objective + _ABOVE * abs(root.objective))
+        limit = max(limit, root.objective + _NEXT_BUDGET_MARGIN * abs(root.objective))
     found = _by_parts(part.program, root, solver, gap, clock)
     if not len(found.values) or found.objective > limit:
         return None
@@ -122,17 +124,17 @@ def _by_parts(
     the relaxation are searched first, each for a share of the time.
     """
     given, highest = best, math.inf if best is None else best.objective * (1 + _EPSILON)
-    near = [root.objective + margin * abs(root.objective) for margin in _PARTS]
+    near = [root.objective + margin * abs(root.objective) for margin in _PART_MARGINS]
     limit = least = -math.inf
     while True:
         limit = min((one for one in near if limit < one < highest), default=highest)
         kept, is_near = within(program, root, limit), best is not None and limit < highest
-        if len(kept) > max(incumbent.FEW, _SMALL * len(program.names)):
+        if len(kept) > max(incumbent.MAX_SMALL_PROGRAM, _MAX_PART_SHARE * len(program.names)):
             return _judged(Branching(program, solver, gap, clock, best).run(root), gap, least)
         part = part_of(program, kept)
         known, own = best, clock
         if is_near:
-            own = Clock(*[_SHARE * clock.left(True)] * 2)
+            own = Clock(*[_NEAR_PART_SHARE * clock.left(True)] * 2)
             if best is given or not _has(part, best):  # with a far one, boxes are cut before HiGHS tries them
                 known = None
         try:
@@ -204,5 +206,5 @@ def _rooted(
 ) -> Outcome:
     """The relaxation of a part, started from a basis of the whole program if given, in at most `left` seconds."""
     program, start = part.program, None if basis is None else part.basis(basis)
-    everything = len(program.names) <= incumbent.FEW and close is None
+    everything = len(program.names) <= incumbent.MAX_SMALL_PROGRAM and close is None
     return program.relax(solver, left, {}, clock.limit / 2, everything=everything, close=close, basis=start)

@@ -49,7 +49,7 @@ def within(program: Program, root: Outcome, limit: float) -> Array:
     matrix.bound({})
     held = held_of(program)
     kept = without_zeros(matrix, held | (root.objective + root.reduced <= limit), held)
-    return np.flatnonzero(matrix.with_company(kept))
+    return np.flatnonzero(matrix.with_dependents(kept))
 
 
 def held_of(program: Program) -> Array:
@@ -64,7 +64,7 @@ def held_of(program: Program) -> Array:
 def part_of(program: Program, kept: Array) -> Shrunk:
     """The program of the `kept` variables, numbered in their order; the others are 0.
 
-    `kept` must contain the dependent columns of each of its variables (`Matrix.with_company`).
+    `kept` must contain the dependent columns of each of its variables (`Matrix.with_dependents`).
     """
     inside = np.zeros(len(program.names), dtype=bool)
     inside[kept] = True
@@ -76,7 +76,7 @@ def part_of(program: Program, kept: Array) -> Shrunk:
     needed = (matrix.least > 0) | (matrix.most < 0)
     needed[row] = True
     for one in program.implied_rows:
-        needed[one.rows[~inside[one.small]]] = False
+        needed[one.rows[~inside[one.child]]] = False
     for product in program.products:
         gone = ~inside[product.z]
         needed[product.rows[gone]] = needed[product.floors[gone]] = False
@@ -123,8 +123,8 @@ def _flows(flows: Flows, inside: Array, place: Array, line: Array) -> Flows:
 
 
 def _implied(one: Implied, inside: Array, place: Array, line: Array) -> Implied:
-    mine = inside[one.small]
-    return Implied(line[one.rows[mine]], place[one.small[mine]], place[one.big[mine]], one.is_bare)
+    mine = inside[one.child]
+    return Implied(line[one.rows[mine]], place[one.child[mine]], place[one.parent[mine]], one.is_bare)
 
 
 def _product(product: CountProducts, inside: Array, place: Array, line: Array) -> CountProducts:

@@ -29,24 +29,24 @@ from autopar.solver.memory.rows import Rows
 from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
+from autopar.solver.search.choice_subsets import ChoiceSubset, chosen, fixed_counts, restricted_to
 from autopar.solver.search.pruning import Found, Pruner
 from autopar.solver.search.search import search
 from autopar.solver.search.under_budget import fastest_within
-from autopar.solver.search.ways import Kept, chosen, counts, few
 from autopar.solver.seconds.objective import price
 
 # Pairs of layouts (one flow variable each):
-_LARGE = 4_000  # up to this size a program has all choices; of a larger problem, the restricted program has this size
-_BARE = 300_000  # up to this size the model without memory of conversions is solved; with more it would take minutes
+_MAX_FLOWS = 4_000  # up to this size a program has all choices; a larger problem is restricted to this size
+_MAX_FLOWS_BARE = 300_000  # of the model without memory of conversions; with more it would take minutes
 
 # Relative to a peak or a cost:
-_CLOSE = 5e-3  # gap to which the least peak of a large program is found
-# The first trial budget is `_NEAR` away and each next one `_FURTHER` times as far; `_NEAR` to the bound is enough:
-_FURTHER, _NEAR = 4.0, 1e-2
-_ANY = 5e-2  # gap of the plans of trial budgets: they only have to show that there is a plan
+_LEAST_PEAK_GAP = 5e-3  # gap to which the least peak of a large program is found
+# The first trial budget is a step away, each next one so many times as far; a step to the bound is enough:
+_BUDGET_STEP, _BUDGET_STEP_GROWTH = 1e-2, 4.0
+_TRIAL_PLAN_GAP = 5e-2  # gap of the plans of trial budgets: they only have to show that there is a plan
 
-_MINUTE = 60.0  # a time limit below this shortens all searches here in proportion
-_FIRST = 10.0  # patience in seconds for a first plan of few choices, whatever the limit: it mostly takes one or two
+_FULL_TIME_LIMIT = 60.0  # a time limit below this shortens all searches here in proportion
+_MIN_FIRST_PATIENCE = 10.0  # seconds for a first plan of few choices, whatever the limit: it mostly takes one or two
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Seconds:
     @classmethod
     def within(cls, time_limit: float) -> _Seconds:
         """The defaults if the time limit is a minute or more, else in proportion less."""
-        whole, share = cls(), min(time_limit / _MINUTE, 1.0)
+        whole, share = cls(), min(time_limit / _FULL_TIME_LIMIT, 1.0)
         return cls(share * whole.least, share * whole.patience, share * whole.each, share * whole.all)
 
 
@@ -93,36 +93,37 @@ class LeastMemory:
         self._seconds = _Seconds.within(time_limit)
 
     @cached_property
-    def _pairs(self) -> int:
-        return self.pruner.pairs(self.problem)
+    def _flows(self) -> int:
+        return self.pruner.count_flows(self.problem)
 
     @cached_property
     def _soon(self) -> Smallest | None:
         """The plan of least memory among few choices (in a small program, among all); None if none is found soon."""
         with suppress(InfeasibleError, TimeLimitError):
-            if self._pairs <= _LARGE:
+            if self._flows <= _MAX_FLOWS:
                 model, gap = Model(self.problem), self.pruner.gap
             else:
-                model = Model(few(self.problem, self._few()), tables=self.pruner.tables)
-                gap = max(self.pruner.gap, _CLOSE)
-            first = replace(self._seconds, patience=max(self._seconds.patience, _FIRST))
+                model = Model(restricted_to(self.problem, self._restricted_choices()), tables=self.pruner.tables)
+                gap = max(self.pruner.gap, _LEAST_PEAK_GAP)
+            first = replace(self._seconds, patience=max(self._seconds.patience, _MIN_FIRST_PATIENCE))
             outcome = _least(model, self.pruner.solver, gap, first)
             if len(outcome.values):
-                return _as_smallest(model, outcome, outcome.bound if self._pairs <= _LARGE else 0.0)
+                return _as_smallest(model, outcome, outcome.bound if self._flows <= _MAX_FLOWS else 0.0)
         return None
 
-    def _few(self) -> Kept:
+    def _restricted_choices(self) -> ChoiceSubset:
         """The choices of fast plans, and all choices of parameters."""
         pruner, problem = self.pruner, self.problem
-        return pruner.ways(problem).up_to(pruner.least(problem), pruner.best_and_stored(problem), _LARGE, math.inf)[0]
+        bounds, required = pruner.choice_bounds(problem), pruner.best_and_stored(problem)
+        return pruner.choices(problem).up_to(bounds, required, _MAX_FLOWS, math.inf)[0]
 
     @cached_property
     def _bare(self) -> tuple[float, Smallest | None]:
         """From the model in which conversions take no memory: a lower bound in bytes on all plans (infinite if no plan
         meets the constraints), and the plan of its choices, if found, with the memory that it really needs."""
-        if self._pairs > _BARE and self._soon is not None:  # it would take minutes
+        if self._flows > _MAX_FLOWS_BARE and self._soon is not None:  # it would take minutes
             return 0.0, None
-        bare, solver, gap = Model(self.problem, bare=True), self.pruner.solver, max(self.pruner.gap, _CLOSE)
+        bare, solver, gap = Model(self.problem, bare=True), self.pruner.solver, max(self.pruner.gap, _LEAST_PEAK_GAP)
         try:
             least = _least(bare, solver, gap, self._seconds, is_known=self._soon is not None)
         except TimeLimitError:
@@ -154,7 +155,7 @@ class LeastMemory:
         Raises TimeLimitError if no plan is found in time.
         """
         known = self._soon
-        if known is not None and self._pairs <= _LARGE:
+        if known is not None and self._flows <= _MAX_FLOWS:
             return replace(known, bound_bytes=min(max(known.bound_bytes, too_small), known.budget_bytes))
         bound, other = self._bare
         if bound == math.inf:
@@ -163,7 +164,7 @@ class LeastMemory:
             known = other
         if known is None:
             known = self._of_fastest()
-        end, pruner = cpu_seconds() + self._seconds.all, replace(self.pruner, gap=_ANY)
+        end, pruner = cpu_seconds() + self._seconds.all, replace(self.pruner, gap=_TRIAL_PLAN_GAP)
         trials = _Trials(self.problem, pruner, max(bound, too_small) / UNIT, self._seconds.each, end)
         known = trials.downwards(known or trials.upwards())
         return replace(known, bound_bytes=min(trials.bound * UNIT, known.budget_bytes))
@@ -171,7 +172,7 @@ class LeastMemory:
     def _of_fastest(self) -> Smallest | None:
         """The plan that is fastest without a budget, with the memory that it needs."""
         with suppress(InfeasibleError, TimeLimitError):
-            pruner = replace(self.pruner, gap=_ANY)
+            pruner = replace(self.pruner, gap=_TRIAL_PLAN_GAP)
             found = pruner.free(self.problem, self._seconds.each)
             if len(found[1].values):
                 return _with_choices_of(self.problem, found, pruner.solver, pruner.gap, self._seconds)
@@ -191,10 +192,10 @@ class _Trials:
 
     def upwards(self) -> Smallest:
         """Try budgets ever further above the bound; the plan of the first budget that has one."""
-        low, away = self.bound, _NEAR
+        low, away = self.bound, _BUDGET_STEP
         while low > 0 and cpu_seconds() < self.end:
             low *= 1 + away
-            away *= _FURTHER
+            away *= _BUDGET_STEP_GROWTH
             if (found := self._at(low)) is not None:
                 return found
         raise TimeLimitError("no plan of about the least memory was found in time")
@@ -202,10 +203,10 @@ class _Trials:
     def downwards(self, known: Smallest) -> Smallest:
         """Try budgets ever further below what the known plan needs while these have plans, then bisect between the last
         budget with a plan and the last without one (or without one in time)."""
-        low, away = self.bound, _NEAR
-        while cpu_seconds() < self.end and (high := known.budget_bytes / UNIT) > low * (1 + _NEAR):
+        low, away = self.bound, _BUDGET_STEP
+        while cpu_seconds() < self.end and (high := known.budget_bytes / UNIT) > low * (1 + _BUDGET_STEP):
             budget = max(high / (1 + away), math.sqrt(low * high))
-            away *= _FURTHER
+            away *= _BUDGET_STEP_GROWTH
             if (found := self._at(budget)) is not None:
                 known = found
             else:
@@ -215,11 +216,11 @@ class _Trials:
     def _from_afar(self, late: float, known: Smallest) -> Smallest:
         """After a trial at the budget `late` ran out of time: try budgets ever further below it, until one is proven to
         have no plan, then bisect between the two to raise the bound."""
-        away, given = _NEAR, self.bound
-        while cpu_seconds() < self.end and late > self.bound * (1 + _NEAR):
+        away, given = _BUDGET_STEP, self.bound
+        while cpu_seconds() < self.end and late > self.bound * (1 + _BUDGET_STEP):
             before = self.bound
             budget = math.sqrt(before * late) if before > given else late / (1 + away)
-            away *= _FURTHER
+            away *= _BUDGET_STEP_GROWTH
             if budget <= before:
                 break
             if (found := self._at(budget)) is not None:
@@ -243,11 +244,11 @@ class _Trials:
 def _with_choices_of(problem: Problem, found: Found, solver: str, gap: float, seconds: _Seconds) -> Smallest | None:
     """The plan of the same choices and counts as `found`, whose model left out some memory, with the memory that it
     really needs; None if that takes too long to find."""
-    model = Model(few(problem, chosen(*found, problem)))
+    model = Model(restricted_to(problem, chosen(*found, problem)))
     program, peak = model.program, Rows(model, None).peak
     _only_peak_costs(model, peak)
     everything = np.arange(len(program.names))
-    outcome = program.integrate(solver, everything, seconds.each, gap, counts(*found, model))
+    outcome = program.integrate(solver, everything, seconds.each, gap, fixed_counts(*found, model))
     return _as_smallest(model, _whole(program, outcome), 0.0) if len(outcome.values) else None
 
 

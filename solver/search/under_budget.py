@@ -10,6 +10,7 @@ if not, the search ends with the time limit.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,19 +22,25 @@ from autopar.solver.linear.terms import Array
 from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
-from autopar.solver.search.pruning import EPSILON, SHORT, Found, Pruner
-from autopar.solver.search.ways import Kept, Ways, chosen, columns, few
-from autopar.solver.search.windows import SHARE
+from autopar.solver.search.choice_subsets import (
+    ChoiceSubset,
+    ProblemChoices,
+    chosen,
+    flows_between,
+    restricted_to,
+)
+from autopar.solver.search.pruning import EPSILON, OUT_OF_RESOURCES, Found, Pruner
+from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 from autopar.solver.seconds.objective import run, run_near
 
 # Sizes of programs under a budget, in pairs of layouts (one flow variable each):
-PLAIN = 60_000  # up to this size the program has all choices and is solved at once
-_FEW = 15_000, 30_000  # sizes of the two restricted programs; the relaxation of all starts with as many flows as these
-_MOST = 1_500_000  # largest program of all choices that is solved after the restricted ones
+MAX_FLOWS_ALL_CHOICES = 60_000  # up to this size the program has all choices and is solved at once
+_MAX_FLOWS_RESTRICTED = 15_000, 30_000  # of the two restricted programs; the relaxation of all starts with as many
+_MAX_FLOWS_BETTER_PLANS = 1_500_000  # largest program of all choices that is solved after the restricted ones
 
 # Share of the time left for a restricted program if others follow, and the relative gap to which it is solved:
-_PART, _NEAR = 1 / 3, 5e-3
-_SECONDS = 15.0  # to improve a plan of least memory: at least so many seconds, or the time limit if that is less
+_RESTRICTED_SHARE, _RESTRICTED_GAP = 1 / 3, 5e-3
+_MIN_IMPROVING_SECONDS = 15.0  # to improve a plan of least memory, or the time limit if that is less
 
 _NONE_FITS = Outcome("infeasible", NONE, math.inf, math.inf)
 
@@ -71,9 +78,9 @@ def fastest_within(
     Raises TimeLimitError if no plan is found in time.
     """
     asked = _Search(pruner, problem, budget_bytes, time_limit, any_plan, small, bound)
-    if asked.many <= PLAIN:
+    if asked.flows <= MAX_FLOWS_ALL_CHOICES:
         return asked.of_all_at_once()
-    return asked.of_few_before_all()
+    return asked.of_restricted_before_all()
 
 
 def fastest_near(
@@ -88,7 +95,7 @@ def fastest_near(
 @dataclass
 class _Search:
     """The search for one plan and its state: the `best` plan so far, a lower `bound`, and `late`, the error of the last
-    restricted program if its time ran out; `many`: pairs of layouts of all choices."""
+    restricted program if its time ran out; `flows`: how many flows all choices have."""
 
     pruner: Pruner
     problem: Problem
@@ -100,13 +107,13 @@ class _Search:
     best: Found | None = None
     late: TimeLimitError | None = None
     end: float = field(init=False)
-    ways: Ways = field(init=False)
-    many: int = field(init=False)
+    choices: ProblemChoices = field(init=False)
+    flows: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.end = cpu_seconds() + self.time_limit
-        self.ways = self.pruner.ways(self.problem)
-        self.many = self.ways.pairs(self.ways.all)
+        self.choices = self.pruner.choices(self.problem)
+        self.flows = self.choices.count_flows(self.choices.all)
 
     @property
     def left(self) -> float:
@@ -121,14 +128,14 @@ class _Search:
 
     def _for_faster(self, seconds: float) -> float:
         """How long to improve a plan of least memory, which may be ten times as slow as the fastest one."""
-        return max(seconds, min(_SECONDS, self.time_limit))
+        return max(seconds, min(_MIN_IMPROVING_SECONDS, self.time_limit))
 
     def of_all_at_once(self) -> tuple[Model, Outcome, bool]:
         model = self._model(self.problem)
         if self.small is None:
             return model, self._run(model, self.left, patience=self.patience()), True
         with suppress(TimeLimitError):
-            return model, self._run(model, self.left, patience=_PART * self.left), True
+            return model, self._run(model, self.left, patience=_RESTRICTED_SHARE * self.left), True
         known = self.small.fitting(self.budget_bytes)
         start = self.pruner.completed(model, known) if known is not None else None
         if start is not None:
@@ -137,33 +144,35 @@ class _Search:
             return model, _NONE_FITS, True
         return model, self._run(model, self.left, patience=self.patience()), True
 
-    def of_few_before_all(self) -> tuple[Model, Outcome, bool]:
-        least, known = self.pruner.least(self.problem), self.pruner.best_and_stored(self.problem)
-        self.bound, is_all = max(self.bound, self.pruner.bound(self.problem)), self.many <= _MOST
-        known = self._of_few(least, known, is_all)
+    def of_restricted_before_all(self) -> tuple[Model, Outcome, bool]:
+        bounds, required = self.pruner.choice_bounds(self.problem), self.pruner.best_and_stored(self.problem)
+        self.bound, is_all = max(self.bound, self.pruner.bound(self.problem)), self.flows <= _MAX_FLOWS_BETTER_PLANS
+        required = self._of_restricted(bounds, required, is_all)
         if self.best is None and self.small is not None:
             plan = self.small.fitting(self.budget_bytes)
             self.best = self._faster(plan) if plan is not None else None
             if self.best is not None and (not is_all or not self.left):
                 return self._judged(self.best, False)
             if self.best is None and not is_all and self.small.is_too_small(self.budget_bytes):
-                return self._model(few(self.problem, known)), _NONE_FITS, True
+                return self._model(restricted_to(self.problem, required)), _NONE_FITS, True
         if self.best is None and not is_all:
             if self.late is not None:
                 raise self.late
-            return self._model(few(self.problem, known)), _NONE_FITS, False
-        return self._of_all(least, known)
+            return self._model(restricted_to(self.problem, required)), _NONE_FITS, False
+        return self._of_all(bounds, required)
 
-    def _of_few(self, least: Kept, known: Kept, is_all: bool) -> Kept:
-        """Solve the restricted programs, the smaller one first; returns `known` with the choices of the best plan."""
-        for most in _FEW:
-            kept, limit = self.ways.up_to(least, known, most, math.inf)
-            is_last = not is_all and most == _FEW[-1]
-            seconds, gap = (self.left, self.pruner.gap) if is_last else (_PART * self.left, max(self.pruner.gap, _NEAR))
+    def _of_restricted(self, bounds: Sequence[Array], required: ChoiceSubset, is_all: bool) -> ChoiceSubset:
+        """Solve the restricted programs, the smaller one first; returns `required` and the choices of the best plan."""
+        for most in _MAX_FLOWS_RESTRICTED:
+            kept, limit = self.choices.up_to(bounds, required, most, math.inf)
+            is_last = not is_all and most == _MAX_FLOWS_RESTRICTED[-1]
+            seconds, gap = self.left, self.pruner.gap
+            if not is_last:
+                seconds, gap = _RESTRICTED_SHARE * seconds, max(gap, _RESTRICTED_GAP)
             waits = self.patience() if is_last and self.small is None else seconds
             self.late, before = None, self.best
-            with suppress(InfeasibleError, *(SHORT if before is not None else ())):
-                model = self._model(few(self.problem, kept))
+            with suppress(InfeasibleError, *(OUT_OF_RESOURCES if before is not None else ())):
+                model = self._model(restricted_to(self.problem, kept))
                 start = self.pruner.completed(model, before) if before is not None else None
                 try:
                     found = self._run(model, seconds, gap, patience=waits, best=start)
@@ -176,27 +185,29 @@ class _Search:
                     self.best = model, found
                     self.bound = max(self.bound, min(found.bound, limit * (1 - EPSILON)))
                     mine = chosen(model, found, self.problem)
-                    known = [one | other for one, other in zip(known, mine, strict=True)]
+                    required = [one | other for one, other in zip(required, mine, strict=True)]
                     if is_all or self.any_plan or self.pruner.is_near(found, self.bound):
                         break
-        return known
+        return required
 
-    def _of_all(self, least: Kept, known: Kept) -> tuple[Model, Outcome, bool]:
+    def _of_all(self, bounds: Sequence[Array], required: ChoiceSubset) -> tuple[Model, Outcome, bool]:
         """Solve the program of all choices that a plan better than the best known one can use."""
         best = self.best
         limit = best[1].objective * (1 + EPSILON) if best is not None else math.inf
-        kept = [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]
+        kept = [(some <= limit) | mine for some, mine in zip(bounds, required, strict=True)]
         if best is not None and (
-            self.any_plan or self.pruner.is_near(best[1], self.bound) or self.ways.pairs(kept) > _MOST
+            self.any_plan
+            or self.pruner.is_near(best[1], self.bound)
+            or self.choices.count_flows(kept) > _MAX_FLOWS_BETTER_PLANS
         ):
             return self._judged(best, False)
         if self.patience() == 0.0:  # building the program of all choices alone takes seconds
             raise self.late or TimeLimitError("among few ways to run the ops the solver found no plan in time")
         with suppress(*([MemoryError] if best is not None else [])):
-            model = self._model(few(self.problem, kept))
+            model = self._model(restricted_to(self.problem, kept))
             start = self.pruner.completed(model, best) if best is not None else None
-            some, _ = self.ways.up_to(least, known, _FEW[-1], limit)
-            first = columns(model, [mine[there] for mine, there in zip(some, kept, strict=True)])
+            some, _ = self.choices.up_to(bounds, required, _MAX_FLOWS_RESTRICTED[-1], limit)
+            first = flows_between(model, [mine[there] for mine, there in zip(some, kept, strict=True)])
             outcome = self._run(model, self.left, patience=self.patience(), best=start, first=first)
             self.bound = max(self.bound, min(outcome.bound, limit * (1 - EPSILON)))
             return self._judged((model, outcome), True) if len(outcome.values) else (model, outcome, True)
@@ -206,13 +217,13 @@ class _Search:
     def _faster(self, known: Found) -> Found | None:
         """The fastest plan found in some seconds among few choices and those of a known plan, which may be slow; None
         if the known plan violates the memory rows."""
-        seconds = self._for_faster(_PART * self.left)
+        seconds = self._for_faster(_RESTRICTED_SHARE * self.left)
         model, best = _beside(self.pruner, self.problem, self.budget_bytes, known)
         if best is None:
             return None
         with suppress(TimeLimitError):
-            return model, self._run(model, seconds, max(self.pruner.gap, _NEAR), best=best)
-        return model, run_near(model, best, self.pruner.solver, self.pruner.gap, SHARE * seconds)
+            return model, self._run(model, seconds, max(self.pruner.gap, _RESTRICTED_GAP), best=best)
+        return model, run_near(model, best, self.pruner.solver, self.pruner.gap, NEIGHBOURHOOD_SHARE * seconds)
 
     def _judged(self, found: Found, is_all: bool) -> tuple[Model, Outcome, bool]:
         model, outcome = found
@@ -238,11 +249,12 @@ class _Search:
 def _beside(pruner: Pruner, problem: Problem, budget_bytes: float, known: Found) -> tuple[Model, Outcome | None]:
     """A model of few choices and those of a known plan, and this plan as its solution; None for the latter if the plan
     violates the memory rows."""
-    ways = pruner.ways(problem)
-    kept = ways.all
-    if ways.pairs(kept) > PLAIN:
-        kept, _ = ways.up_to(pruner.least(problem), chosen(*known, problem), _FEW[-1], math.inf)
-    model = _with_rows(pruner, few(problem, kept), budget_bytes)
+    choices = pruner.choices(problem)
+    kept = choices.all
+    if choices.count_flows(kept) > MAX_FLOWS_ALL_CHOICES:
+        bounds, required = pruner.choice_bounds(problem), chosen(*known, problem)
+        kept, _ = choices.up_to(bounds, required, _MAX_FLOWS_RESTRICTED[-1], math.inf)
+    model = _with_rows(pruner, restricted_to(problem, kept), budget_bytes)
     return model, pruner.completed(model, known)
 
 

@@ -22,11 +22,11 @@ from autopar.solver.linear.terms import Array
 from autopar.solver.search.choices import Choices
 from autopar.solver.search.shrunk import held_of, without_zeros
 
-SHARE = 1 / 6  # share of a search's time limit that the neighbourhood search may take
-_PART = 4  # a window has at most one in so many of the ops
-_VARIABLES = 10_000  # in a large program a window has fewer ops: such that about so many variables are left
-_SECONDS = 60.0  # limit for completing a solution whose choices and counts are fixed, which takes almost no time
-_TURNS = 4  # a window may take at most one in so many of the seconds
+NEIGHBOURHOOD_SHARE = 1 / 6  # share of a search's time limit that the neighbourhood search may take
+_WINDOW_SHARE = 1 / 4  # a window has at most this share of the ops
+_WINDOW_VARIABLES = 10_000  # in a large program a window has fewer ops: such that about so many variables are left
+_COMPLETION_SECONDS = 60.0  # limit for completing a solution of fixed choices and counts, which takes almost no time
+_TURN_SHARE = 1 / 4  # a window may take at most this share of the seconds
 
 
 def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: float) -> Outcome:
@@ -35,7 +35,7 @@ def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: 
     matrix, end = program.matrix(), cpu_seconds() + seconds
     choices = Choices(matrix)
     counts = [count for pair in program.counts for count in pair]
-    size = max(1, int(choices.groups * min(1 / _PART, _VARIABLES / len(program.names))))
+    size = max(1, int(choices.groups * min(_WINDOW_SHARE, _WINDOW_VARIABLES / len(program.names))))
     starts = range(0, choices.groups, max(1, size // 2))
     for are_fixed in (True, False) if counts else (False,):
         in_vain = 0
@@ -47,7 +47,7 @@ def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: 
             window = (np.arange(choices.groups) - first) % choices.groups < size
             kept = _around(program, choices, best, window, bounds)
             cutoff = best.objective - gap * abs(best.objective)
-            turn = min(left, seconds / _TURNS)
+            turn = min(left, _TURN_SHARE * seconds)
             # HiGHS's aggregator ignores the time limit: it took a minute on ALBERT's windows (few rows, many columns)
             found = program.integrate(solver, kept, turn, gap, bounds, cutoff=cutoff, aggregates=False)
             in_vain += 1
@@ -61,7 +61,7 @@ def completed(program: Program, solver: str, values: Array, counts: Bounds) -> O
     choices = Choices(program.matrix())
     known = Outcome("feasible", values, math.inf, 0.0)
     kept = _around(program, choices, known, np.zeros(choices.groups, dtype=bool), counts)
-    found = program.integrate(solver, kept, _SECONDS, 0.0, counts)
+    found = program.integrate(solver, kept, _COMPLETION_SECONDS, 0.0, counts)
     return replace(found, counts={}) if len(found.values) else None
 
 
@@ -72,4 +72,4 @@ def _around(program: Program, choices: Choices, best: Outcome, window: Array, bo
     held = held_of(program)
     kept = np.ones(matrix.columns, dtype=bool)
     kept[choices.columns] = window[choices.owner] | (best.values[choices.columns] > 1 / 2)
-    return np.flatnonzero(matrix.with_company(without_zeros(matrix, kept | held, held)))
+    return np.flatnonzero(matrix.with_dependents(without_zeros(matrix, kept | held, held)))

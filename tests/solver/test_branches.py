@@ -70,9 +70,9 @@ def test_large_programs_have_the_same_optimum(
     for part in (0.3, 0.02):
         found = []
         for few in (20_000, 0):
-            monkeypatch.setattr(incumbent, "FEW", few)
-            monkeypatch.setattr(incumbent, "_FLOWS", flows)
-            monkeypatch.setattr(search, "_SMALL", 0.0)
+            monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", few)
+            monkeypatch.setattr(incumbent, "_MAX_FLOWS_UNCUT", flows)
+            monkeypatch.setattr(search, "_MAX_PART_SHARE", 0.0)
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))
             found.append(run(model, "highs", 60.0, 1e-7))
@@ -92,12 +92,12 @@ def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None
             super().solve(node, least)
 
     monkeypatch.setattr(branching, "Incumbent", Watched)
-    monkeypatch.setattr(branching, "_BLIND", 1)
+    monkeypatch.setattr(branching, "_SPLITS_BEFORE_DIVE", 1)
     problem, least, most = four(2, 2)
     for part in (0.9, 0.6):
         found = []
         for splits in (16, 0):
-            monkeypatch.setattr(branching, "_SPLITS", splits)
+            monkeypatch.setattr(branching, "_MAX_SPLITS", splits)
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))
             found.append(run(model, "highs", 60.0, 1e-7))
@@ -112,21 +112,21 @@ def test_what_is_left_of_a_larger_program_is_begun_once(monkeypatch: pytest.Monk
     bounds: list[tuple[float, bool]] = []
 
     class Watched(incumbent.Incumbent):
-        def begin(self, node: Outcome, part: float = 1.0, nodes: int | None = None) -> float:
-            found = super().begin(node, part, nodes)
+        def partial_solve(self, node: Outcome, part: float = 1.0, nodes: int | None = None) -> float:
+            found = super().partial_solve(node, part, nodes)
             bounds.append((part, self.closed(found)))
             return found
 
     monkeypatch.setattr(branching, "Incumbent", Watched)
-    monkeypatch.setattr(branching, "_BLIND", 1)
-    monkeypatch.setattr(incumbent, "_FEW_KEPT", 0)
+    monkeypatch.setattr(branching, "_SPLITS_BEFORE_DIVE", 1)
+    monkeypatch.setattr(incumbent, "_MAX_VARIABLES_AT_ONCE", 0)
     problem, least, most = four(2, 2)
     for part in (0.6, 0.02):
         found = []
         for splits, nodes, far in ((16, 100, 1e-2), (1, 100, 1.0), (2, 100, 1.0), (1, 0, 1.0), (2, 0, 1.0)):
-            monkeypatch.setattr(branching, "_SPLITS", splits)
-            monkeypatch.setattr(incumbent, "_NODES", nodes)
-            monkeypatch.setattr(incumbent, "_FAR", far)
+            monkeypatch.setattr(branching, "_MAX_SPLITS", splits)
+            monkeypatch.setattr(incumbent, "_FIRST_NODES", nodes)
+            monkeypatch.setattr(incumbent, "_FAR_GAP", far)
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))
             found.append(run(model, "highs", 60.0, 1e-7))

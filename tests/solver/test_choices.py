@@ -79,7 +79,7 @@ def test_what_flows_are_worth_tells_choices_apart(with_flows: bool) -> None:
 
 def test_a_far_box_is_proven_where_a_solution_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The MIP is solved even if the node's relaxation stopped at the time limit, so that it cannot be branched on."""
-    monkeypatch.setattr(incumbent, "FEW", 0)
+    monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", 0)
     asked = hidden()
     root = replace(asked.relax("highs", 60.0, {}), status="stopped")
     far = Outcome("feasible", np.zeros(len(asked.names)), 9.0, 0.0)
@@ -99,7 +99,7 @@ def test_experts_that_gather_in_part_are_told_apart(monkeypatch: pytest.MonkeyPa
     cuts, split, found = [], Choices.split, []
     monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(parts := split(*some)) or parts)
     for few in (0, 1_000_000):
-        monkeypatch.setattr(incumbent, "FEW", few)
+        monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", few)
         cuts.clear()
         made = plan(model, {"input_ids": tokens, "labels": tokens}, Cluster.preset("h100", (2, 2)), precision="bf16")
         assert made.certificate.status == "optimal"
@@ -152,13 +152,14 @@ def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(
     few: int, most: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten graphs in which every node is branched on choices until its relaxation is integral or HiGHS solves it."""
-    cuts, split, begun, begin = [], Choices.split, [], incumbent.Incumbent.begin
-    for module, name, value in ((incumbent, "FEW", few), (search, "_SMALL", 0.0), (branching, "_ROUND", 1)):
+    cuts, split, begun, solve = [], Choices.split, [], incumbent.Incumbent.partial_solve
+    names = "MAX_SMALL_PROGRAM", "_MAX_PART_SHARE", "_ROUND_EVERY"
+    for module, name, value in zip((incumbent, search, branching), names, (few, 0.0, 1), strict=True):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(branching, "_CUTS", most)
-    monkeypatch.setattr(incumbent, "_NODES", 0)
-    monkeypatch.setattr(incumbent, "_FEW_KEPT", 0)
-    monkeypatch.setattr(incumbent.Incumbent, "begin", lambda *some: begun.append(found := begin(*some)) or found)
+    monkeypatch.setattr(branching, "_MAX_CUTS", most)
+    monkeypatch.setattr(incumbent, "_FIRST_NODES", 0)
+    monkeypatch.setattr(incumbent, "_MAX_VARIABLES_AT_ONCE", 0)
+    monkeypatch.setattr(incumbent.Incumbent, "partial_solve", lambda *some: begun.append(one := solve(*some)) or one)
     monkeypatch.setattr(incumbent.Incumbent, "has_many", lambda _, node: node.status == "optimal")
     monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(found := split(*some)) or found)
     for seed in range(first, first + 10):

@@ -64,13 +64,13 @@ def test_cut_by_buckets_the_optimum_is_that_of_exhaustive_search(monkeypatch: py
     """The optimum is the same without this branching, which then needs more nodes; also in a search of part of it."""
     parts, relax, split = [0], Program.relax_again, Openings.split
     monkeypatch.setattr(Program, "relax_again", lambda *a, **k: parts.append(parts.pop() + 1) or relax(*a, **k))
-    monkeypatch.setattr(incumbent, "FEW", 0)
-    monkeypatch.setattr(search, "_LARGE", 0)
-    monkeypatch.setattr(branching, "_ROUND", 1)
+    monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", 0)
+    monkeypatch.setattr(search, "_MAX_COLUMNS_WHOLE", 0)
+    monkeypatch.setattr(branching, "_ROUND_EVERY", 1)
     monkeypatch.setattr(incumbent.Incumbent, "has_many", lambda _, node: node.status == "optimal")
     found: dict[bool, int] = {}
     for by_buckets, whole in ((True, 0.0), (True, 1.0), (False, 1.0)):
-        monkeypatch.setattr(search, "_SMALL", whole)
+        monkeypatch.setattr(search, "_MAX_PART_SHARE", whole)
         monkeypatch.setattr(Openings, "split", split if by_buckets else lambda *_: None)
         parts[:] = [0]
         for seed in (0, 1, 4):

@@ -123,9 +123,9 @@ def test_what_is_proven_is_said_to_be_so_by_the_planners_count() -> None:
 def test_of_few_ways_it_does_not_say_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     least = refused().smallest_budget_bytes
     assert least is not None
-    for name in ("PLAIN", "_MOST"):
+    for name in ("MAX_FLOWS_ALL_CHOICES", "_MAX_FLOWS_BETTER_PLANS"):
         monkeypatch.setattr(under_budget, name, 0)
-    monkeypatch.setattr(under_budget, "_FEW", (20,))
+    monkeypatch.setattr(under_budget, "_MAX_FLOWS_RESTRICTED", (20,))
     exact = LeastMemory.smallest
 
     def far(asked: LeastMemory) -> Smallest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from test_branches import Normed, four
 from toys import cluster, on_meta, toy
 
 from autopar.solver.linear import engines, highs, relaxation
-from autopar.solver.linear.highs import ENOUGH, LIMIT, HighsSession
+from autopar.solver.linear.highs import CUTOFF_REACHED, ITERATION_LIMIT, HighsSession
 from autopar.solver.linear.outcome import Bounds
 from autopar.solver.linear.pricing import bound_by, least_more
 from autopar.solver.linear.program import Program
@@ -40,7 +41,7 @@ def program(part: float, *mesh: int) -> Program:
     ],
 )
 def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     asked = program(part, *mesh)
     [(count, whether)] = asked.counts
     last = asked.relax("highs", 60.0, {})
@@ -59,20 +60,20 @@ def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monk
             last = few
 
 
-@pytest.mark.parametrize("turn", [highs._TURN, 0.0])
+@pytest.mark.parametrize("turn", [highs._LIMITS.perturbed_by_rows, 0.0])
 @pytest.mark.parametrize("part", [-0.01, 0.0, 0.3, 1.0])
 def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether presolve solves the problem, proves infeasibility, or takes too long."""
     asked, ends = program(part, 2, 2), []
     whole = asked.relax("cbc", 60.0, {})
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
-    monkeypatch.setattr(highs, "_PRESOLVED", 0)
-    monkeypatch.setattr(highs, "_TURN", turn)
-    monkeypatch.setattr(highs, "_ITERATIONS", (500 if turn else 10, 1.0))
-    solve = HighsSession._solve_presolved
-    monkeypatch.setattr(HighsSession, "_solve_presolved", lambda some: ends.append(solve(some)) or ends[-1])
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
+    monkeypatch.setattr(highs, "_MIN_ROWS_PRESOLVE", 0)
+    limits = replace(highs._LIMITS, least=500 if turn else 10, perturbed_by_rows=turn)
+    monkeypatch.setattr(highs, "_LIMITS", limits)
+    solve = HighsSession._start_presolved
+    monkeypatch.setattr(HighsSession, "_start_presolved", lambda some: ends.append(solve(some)) or ends[-1])
     found = asked.relax("highs", 60.0, {})
-    assert (ends[0] == LIMIT) == (turn == 0.0)
+    assert (ends[0] == ITERATION_LIMIT) == (turn == 0.0)
     assert found.status == whole.status
     assert found.objective == pytest.approx(whole.objective, rel=1e-6)
 
@@ -125,7 +126,7 @@ def test_the_whole_relaxation_is_solved_once_for_each_objective() -> None:
 
 def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared conversion's row also holds `kept`, so while it is left out, no dual value of a choice prices it."""
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     asked = Program()
     source, reader = ([asked.variable(name) for _ in range(2)] for name in "xy")
     for choices in (source, reader):
@@ -235,7 +236,7 @@ def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_box_above_a_cutoff_is_closed(
     mesh: tuple[int, ...], from_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     asked = program(0.3, *mesh)
     [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
@@ -258,12 +259,14 @@ def test_a_box_above_a_cutoff_is_closed(
 
 def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a cold start, where HiGHS perturbs costs and therefore ignores the cutoff."""
-    asked, statuses, by_steps = program(0.3, 2, 2), list[str](), HighsSession._solve_by_steps
-    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
-    monkeypatch.setattr(highs, "_ITERATIONS", (1, 0.0))
-    monkeypatch.setattr(highs, "_IN_A_BOX", 0.0)
-    monkeypatch.setattr(highs, "_ANEW", (*[20] * 40, 10_000))
-    monkeypatch.setattr(HighsSession, "_solve_by_steps", lambda *some: statuses.append(by_steps(*some)) or statuses[-1])
+    asked, statuses, solve = program(0.3, 2, 2), list[str](), HighsSession._start_cold_by_steps
+    monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
+    limits = {"least": 1, "warm_by_cold_start": 0.0, "warm_by_cold_start_in_box": 0.0}
+    steps = (*[20] * 40, 10_000)
+    monkeypatch.setattr(highs, "_LIMITS", replace(highs._LIMITS, **limits, cold_steps=steps))
+    monkeypatch.setattr(
+        HighsSession, "_start_cold_by_steps", lambda *some: statuses.append(solve(*some)) or statuses[-1]
+    )
     [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     ends = set[str]()
@@ -280,7 +283,7 @@ def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch
                 assert found.status == best.status
                 assert found.status == "infeasible" or found.objective == pytest.approx(optimum, rel=1e-6)
     assert ends == {"optimal", "infeasible", "closed"}
-    assert {ENOUGH, "Optimal"} <= set(statuses)
+    assert {CUTOFF_REACHED, "Optimal"} <= set(statuses)
 
 
 def test_any_dual_values_bound_the_optimum() -> None:
@@ -289,7 +292,7 @@ def test_any_dual_values_bound_the_optimum() -> None:
     assert root.relaxation is not None
     matrix, inside = asked.matrix(), root.relaxation.inside
     matrix.bound({})
-    _, _, duals = root.relaxation._held.answer()
+    _, _, duals = root.relaxation._session.answer()
     assert bound_by(matrix, inside, duals) == pytest.approx(root.objective, rel=1e-3)
     for _ in range(20):
         wrong = duals + draw.normal(size=len(duals)) * draw.choice([1e-3, 1e-1, 10.0])

@@ -72,7 +72,7 @@ def test_what_is_left_out_costs_more_than_the_limit() -> None:
 def test_no_solution_in_the_part_asks_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = program(0.3, 2, 2)
     best = search(asked, gap=1e-7)
-    monkeypatch.setattr("autopar.solver.search.search._PARTS", (-1e-3, 1e-4, float("inf")))
+    monkeypatch.setattr("autopar.solver.search.search._PART_MARGINS", (-1e-3, 1e-4, float("inf")))
     again = search(asked, gap=1e-7)
     assert again.status == "optimal"
     assert again.objective == pytest.approx(best.objective, rel=1e-6)
@@ -102,8 +102,8 @@ def test_far_from_the_relaxation_better_ones_are_looked_for_near_it(
         return of_part(part, basis, known, solver, gap, clock, limit)
 
     monkeypatch.setattr(searching, "_of_part", looked)
-    monkeypatch.setattr(incumbent, "FEW", 0)
-    monkeypatch.setattr(searching, "_SMALL", 1.0)
+    monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", 0)
+    monkeypatch.setattr(searching, "_MAX_PART_SHARE", 1.0)
     again = search(asked, gap=1e-7, best=far, first=asked.matrix().cheapest(1))
     assert again.status == "optimal"
     assert again.objective == pytest.approx(best.objective, rel=1e-6)
@@ -146,12 +146,13 @@ def test_the_relaxation_without_a_budget_leaves_the_optimum(
     asked = program(part, 2, 2)
     best = search(asked, gap=1e-7)
     assert asked.budget is not None
-    monkeypatch.setattr(incumbent, "FEW", 0)
-    monkeypatch.setattr(searching, "_COSTS", costs)
-    monkeypatch.setattr(searching, "_MOST", (1.0, 1.0))
+    monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", 0)
+    monkeypatch.setattr(searching, "_FIRST_BUDGET_MARGIN", costs)
+    monkeypatch.setattr(searching, "_MAX_CHOICES_SHARE", (1.0, 1.0))
     found = searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0))
     relaxed = asked.relax("highs", 60.0, {}, everything=True).objective
-    assert found is not None or best.objective > relaxed * (1 + searching._ABOVE)  # too costly for the kept columns
+    dear = relaxed * (1 + searching._NEXT_BUDGET_MARGIN)  # too costly for the kept columns
+    assert found is not None or best.objective > dear
     assert found is not None or part < 0.9
     if found is not None:
         assert found.status == "optimal"
@@ -161,9 +162,9 @@ def test_the_relaxation_without_a_budget_leaves_the_optimum(
 
 
 def test_a_budget_that_costs_too_much_leaves_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incumbent, "FEW", 0)
-    monkeypatch.setattr(searching, "_MOST", (1.0, 0.0))
-    monkeypatch.setattr(searching, "_COSTS", 0.0)
+    monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", 0)
+    monkeypatch.setattr(searching, "_MAX_CHOICES_SHARE", (1.0, 0.0))
+    monkeypatch.setattr(searching, "_FIRST_BUDGET_MARGIN", 0.0)
     asked = program(0.3, 2, 2)
     assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
     asked.budget = None
@@ -173,8 +174,7 @@ def test_a_budget_that_costs_too_much_leaves_no_part(monkeypatch: pytest.MonkeyP
 def test_a_start_without_a_budget_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = program(0.3, 2, 2)
     best = search(asked, gap=1e-7)
-    monkeypatch.setattr(incumbent, "FEW", 0)
-    monkeypatch.setattr(highs, "_OF_PLAIN", 0.0)
-    monkeypatch.setattr(highs, "_ITERATIONS", (1, 1.0))
+    monkeypatch.setattr(incumbent, "MAX_SMALL_PROGRAM", 0)
+    monkeypatch.setattr(highs, "_LIMITS", replace(highs._LIMITS, least=1, unperturbed_by_rows=0.0))
     assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
     assert search(asked, gap=1e-7).objective == pytest.approx(best.objective, rel=1e-6)

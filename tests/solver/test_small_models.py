@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(0)  # pytest-timeout measures wall-clock time, 
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest budget is computed exactly without a time limit, so that tests do not depend on the clock."""
-    monkeypatch.setattr(smallest_budgets, "_LARGE", 1_000_000)
+    monkeypatch.setattr(smallest_budgets, "_MAX_FLOWS", 1_000_000)
     endless = smallest_budgets._Seconds(least=NO_LIMIT)
     monkeypatch.setattr(smallest_budgets._Seconds, "within", lambda _: endless)
 
@@ -122,7 +122,7 @@ def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypat
     The plans compared are those in which equal blocks share decisions, which the certificates are about. The later
     search in which blocks decide for themselves is heuristic, and differs by axis order.
     """
-    monkeypatch.setattr(smallest_budgets, "_LARGE", 0)  # nearly the smallest: the exact one takes long here
+    monkeypatch.setattr(smallest_budgets, "_MAX_FLOWS", 0)  # nearly the smallest: the exact one takes long here
     monkeypatch.setattr(smallest_budgets._Seconds, "within", lambda _: smallest_budgets._Seconds())
     monkeypatch.setattr(solving, "refined", lambda asked, model, solution, *_: solution)
     asked = problem(name, 2, 4)

@@ -29,7 +29,7 @@ def normed(request: pytest.FixtureRequest) -> Toy:
 
 def test_budgets_that_are_tried_come_near_the_least_peak(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = least_memory(normed.problem())
-    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest, "_MAX_FLOWS", 0)
     near = least_memory(normed.problem())
     assert near.bound_bytes <= exact.budget_bytes * (1 + 1e-4) <= near.budget_bytes * (1 + 2e-4)
     assert near.budget_bytes <= 1.02 * exact.budget_bytes
@@ -41,7 +41,7 @@ def test_without_time_to_try_budgets_the_answer_has_a_plan_and_a_bound(
     normed: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact = least_memory(normed.problem())
-    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest, "_MAX_FLOWS", 0)
     monkeypatch.setattr(smallest._Seconds, "within", lambda _: smallest._Seconds(all=0.0))
     near = least_memory(normed.problem())
     assert near.bound_bytes <= exact.budget_bytes * (1 + 1e-4) <= near.budget_bytes * (1 + 2e-4)
@@ -52,7 +52,7 @@ def test_without_time_to_try_budgets_the_answer_has_a_plan_and_a_bound(
 
 def test_what_is_known_to_be_too_small_is_a_bound(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = least_memory(normed.problem())
-    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest, "_MAX_FLOWS", 0)
     less = 0.999 * exact.bound_bytes
     near = least_memory(normed.problem(), too_small=less)
     assert near.bound_bytes >= less
@@ -76,7 +76,7 @@ def too_late(*_: Any, **__: Any) -> Any:
 
 
 def test_no_plan_in_time_is_an_error(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest, "_MAX_FLOWS", 0)
     monkeypatch.setattr(smallest, "_least", too_late)
     monkeypatch.setattr(smallest, "_with_choices_of", lambda *_: None)
     with pytest.raises(TimeLimitError, match="no plan of about the least memory"):
@@ -87,7 +87,7 @@ def test_the_fastest_plan_tells_of_a_budget_where_no_other_is_found_in_time(
     normed: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Formerly a refusal named no budget that has a plan, or a larger one than the fastest plan's peak."""
-    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest, "_MAX_FLOWS", 0)
     monkeypatch.setattr(smallest._Seconds, "within", lambda _: smallest._Seconds(all=0.0))
     monkeypatch.setattr(smallest, "_least", too_late)
     near = least_memory(normed.problem())
@@ -100,7 +100,7 @@ def test_budgets_go_up_from_what_is_known_to_be_too_small_until_one_has_a_plan(
     normed: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact = least_memory(normed.problem())
-    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest, "_MAX_FLOWS", 0)
     monkeypatch.setattr(smallest, "_least", too_late)
     monkeypatch.setattr(smallest.LeastMemory, "_of_fastest", lambda _: None)
     near = least_memory(normed.problem(), too_small=0.3 * exact.bound_bytes)
@@ -111,7 +111,7 @@ def test_budgets_go_up_from_what_is_known_to_be_too_small_until_one_has_a_plan(
 def test_what_is_told_too_late_is_told_of_smaller_budgets(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near the least peak no proof is found in time, so the lower bound comes from a smaller budget."""
     exact = least_memory(normed.problem())
-    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest, "_MAX_FLOWS", 0)
     monkeypatch.setattr(smallest.LeastMemory, "_bare", (0.0, None))
     whole, asked = smallest.fastest_within, list[float]()
 

@@ -20,12 +20,11 @@ from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.search import pruning, under_budget
+from autopar.solver.search.choice_subsets import ProblemChoices, restricted_to
 from autopar.solver.search.network import Network
 from autopar.solver.search.pruning import Pruner, weigh
 from autopar.solver.search.smallest import LeastMemory
 from autopar.solver.search.under_budget import fastest_near, fastest_within
-from autopar.solver.search.ways import Ways
-from autopar.solver.search.ways import few as of_few
 from autopar.solver.seconds.objective import in_seconds, price, run
 from autopar.solver.seconds.stars import MOST, Arm, Star
 from autopar.solver.solution import read_solution
@@ -124,9 +123,9 @@ def test_few_ways_have_the_optimum_or_say_how_far_they_are(
 ) -> None:
     problem, gap = problem_of(name, *mesh), 1e-4
     whole = run(Model(problem), "highs", 60.0, gap)
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", pairs)
-    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", pairs)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", 0)
     model, found = Pruner(solver, gap).free(problem, 60.0)
     assert len(model.program.names) < len(Model(problem).program.names)
     assert found.bound <= whole.objective * (1 + 1e-7)
@@ -150,13 +149,13 @@ def test_a_plan_is_read_from_what_is_known_of_ways(name: str, monkeypatch: pytes
     assert all(some.sum() == 1 for some in read)
     network.climb()
     assert network.bound >= before, "reading it took something from the messages"
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_READ", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", (1,))
-    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_CHEAPEST", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", (1,))
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", 0)
     model, found = Pruner("highs", 1e-9).free(problem, 60.0)
     assert all(len(op.choices) == 1 for op in model.problem.ops)
-    assert chosen_alike(model.problem, of_few(problem, read))
+    assert chosen_alike(model.problem, restricted_to(problem, read))
     assert before * (1 - 1e-9) <= found.bound <= found.objective
     best = run(Model(problem), "highs", 60.0, 1e-4)
     assert best.bound * (1 - 1e-7) <= found.objective <= FAR * best.objective
@@ -170,8 +169,8 @@ def chosen_alike(one: Problem, other: Problem) -> bool:
 def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """A further program closes the gap that few ways leave; without enough memory for it, their plan is kept."""
     problem, gap, seen = problem_of("t5-4", 2, 2), 1e-4, list[int]()
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", (1_500, 1_600))
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", (1_500, 1_600))
     for sure, largest in ((0, None), (1 << 60, None), (1 << 60, 1)):
 
         def run_or_fail(model: Model, *args: Any, largest: int | None = largest, **options: Any) -> Outcome:
@@ -181,7 +180,7 @@ def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyP
             return run(model, *args, **options)
 
         seen.clear()
-        monkeypatch.setattr(pruning, "_SURE", sure)
+        monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", sure)
         monkeypatch.setattr(pruning, "run", run_or_fail)
         _, found = Pruner("highs", gap).free(problem, 60.0)
         assert found.status == ("optimal" if sure and largest is None else "feasible")
@@ -194,9 +193,9 @@ def test_plans_of_few_ways_leave_time_for_a_proof(
 ) -> None:
     """The remaining time is for the last program, or for one with all ways that a better plan can use."""
     problem, times = problem_of("gpt2-4", 2, 2, 2), []
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", pairs)
-    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", pairs)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", 0)
     monkeypatch.setattr(pruning, "cpu_seconds", lambda: 0.0)
 
     def run_without_proof(model: Model, solver: str, time_limit: float, *given: Any, **more: Any) -> Outcome:
@@ -214,9 +213,9 @@ def test_a_program_whose_successor_would_take_too_long_is_the_last(
 ) -> None:
     """The estimate is made from the seconds that its relaxation took."""
     problem, times, gone = problem_of("gpt2-4", 2, 2, 2), [], [0.0]
-    monkeypatch.setattr(pruning, "_ALL", 0)
-    monkeypatch.setattr(pruning, "_PAIRS", (1_500, 1_600, 1_700))
-    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_ALL_CHOICES", 0)
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_RESTRICTED", (1_500, 1_600, 1_700))
+    monkeypatch.setattr(pruning, "_MAX_FLOWS_PROOF", 0)
     monkeypatch.setattr(pruning, "cpu_seconds", lambda: gone[0])
     monkeypatch.setattr(pruning, "weigh", lambda *given: None)
     root = Program.root
@@ -237,19 +236,19 @@ def test_a_program_whose_successor_would_take_too_long_is_the_last(
 
 def test_the_choices_of_a_plan_up_to_a_limit_are_there() -> None:
     problem = problem_of("gpt2-4", 2, 2)
-    ways, network = Ways(problem), Network(problem)
+    choices, network = ProblemChoices(problem), Network(problem)
     network.climb()
     draw = random.Random(0)
-    known = [np.array([draw.random() < 0.1 for _ in op.choices]) for op in problem.ops]
-    everything = ways.pairs(ways.all)
+    required = [np.array([draw.random() < 0.1 for _ in op.choices]) for op in problem.ops]
+    everything = choices.count_flows(choices.all)
     before = 0
     for most in (everything // 8, everything // 3, everything):
-        kept, limit = ways.up_to(network.least, known, most, np.inf)
-        assert before <= ways.pairs(kept) <= most
-        before = ways.pairs(kept)
-        for some, least, mine in zip(kept, network.least, known, strict=True):
+        kept, limit = choices.up_to(network.least, required, most, np.inf)
+        assert before <= choices.count_flows(kept) <= most
+        before = choices.count_flows(kept)
+        for some, least, mine in zip(kept, network.least, required, strict=True):
             assert (some == (least <= limit) | mine).all()
-        assert [len(op.choices) for op in of_few(problem, kept).ops] == [int(some.sum()) for some in kept]
+        assert [len(op.choices) for op in restricted_to(problem, kept).ops] == [int(some.sum()) for some in kept]
     assert limit == np.inf
 
 
@@ -271,10 +270,11 @@ def test_few_ways_under_a_budget(
     model = Model(problem)
     Rows(model, budget)
     whole = run(model, "highs", 120.0, gap)
-    monkeypatch.setattr(under_budget, "PLAIN", 0)
-    some = Ways(problem).pairs(Ways(problem).all) // 4
-    monkeypatch.setattr(under_budget, "_FEW", (some // 2, some))
-    monkeypatch.setattr(under_budget, "_MOST", most)
+    monkeypatch.setattr(under_budget, "MAX_FLOWS_ALL_CHOICES", 0)
+    choices = ProblemChoices(problem)
+    some = choices.count_flows(choices.all) // 4
+    monkeypatch.setattr(under_budget, "_MAX_FLOWS_RESTRICTED", (some // 2, some))
+    monkeypatch.setattr(under_budget, "_MAX_FLOWS_BETTER_PLANS", most)
     model, found, is_all = fastest_within(Pruner("highs", gap), problem, budget, 120.0)
     assert is_all == (most > 0) or (is_all < (most > 0) and found.status == "optimal")  # few ways suffice
     if part < 0:
@@ -296,7 +296,8 @@ def test_where_few_ways_have_no_plan_one_of_little_memory_is_the_first(
     asked, *_ = four(2, 2)
     problem = asked.problem()
     budget = 1.001 * least_memory(problem, 1e-3).budget_bytes
-    for name, value in {"PLAIN": 0, "_MOST": most, "_FEW": (1, 1)}.items():
+    sizes = {"MAX_FLOWS_ALL_CHOICES": 0, "_MAX_FLOWS_BETTER_PLANS": most, "_MAX_FLOWS_RESTRICTED": (1, 1)}
+    for name, value in sizes.items():
         monkeypatch.setattr(under_budget, name, value)
     plans = Pruner("highs", 1e-3)
     small = LeastMemory(problem, plans)
@@ -317,7 +318,7 @@ def test_a_plan_is_kept_where_memory_is_too_little_for_its_proof(monkeypatch: py
         seen.append(run(*args, **options))
         return seen[0]
 
-    monkeypatch.setattr(under_budget, "PLAIN", 0)
+    monkeypatch.setattr(under_budget, "MAX_FLOWS_ALL_CHOICES", 0)
     monkeypatch.setattr(under_budget, "run", run_once)
     _, found, is_all = fastest_within(Pruner("highs", 1e-6), problem, (least + largest) / 2, 120.0)
     assert found.objective == seen[0].objective and found.status == "feasible" and not is_all

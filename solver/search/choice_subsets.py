@@ -1,4 +1,4 @@
-"""Subsets of the choices of a problem's ops (`Kept`), how many flows they have, and plans as such subsets."""
+"""Subsets of the choices of a problem's ops (`ChoiceSubset`), their number of flows, and plans as such subsets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from autopar.solver.model import Model
 from autopar.solver.problem import Choice, Problem
 from autopar.solver.seconds.costs import Costs, Tables
 
-_STEPS = 30  # bisection steps in which a cost limit is found
+_BISECTION_STEPS = 30  # bisection steps in which a cost limit is found
 
-Kept = Sequence[Array]  # for each op, a boolean array: whether each of its choices is kept
+ChoiceSubset = Sequence[Array]  # for each op, a boolean array: whether each of its choices is in the subset
 
 
 @dataclass
-class Ways:
+class ProblemChoices:
     """The choices of a problem's ops, and the number of flows that a subset of them has."""
 
     problem: Problem
@@ -44,37 +44,39 @@ class Ways:
                 self._ends.setdefault(ends, (tensor.source, ports, use.op, wants))  # equal keys share one flow
 
     @property
-    def all(self) -> Kept:
+    def all(self) -> ChoiceSubset:
         return [np.ones(len(op.choices), dtype=bool) for op in self.problem.ops]
 
-    def pairs(self, kept: Kept) -> int:
+    def count_flows(self, choices: ChoiceSubset) -> int:
         """How many flows there are with these choices: by tensor and use, a pair for each two layouts."""
         found = 0
         for source, ports, reader, wants in self._ends.values():
-            found += _different(ports[kept[source]]) * _different(wants[kept[reader]])
+            found += _different(ports[choices[source]]) * _different(wants[choices[reader]])
         return found
 
-    def up_to(self, least: Sequence[Array], known: Kept, most: int, limit: float) -> tuple[Kept, float]:
-        """The `known` choices and those whose bound (`least`) is at most a limit; and the limit, the highest up to
-        `limit` with which there are at most `most` flows."""
+    def up_to(
+        self, bounds: Sequence[Array], required: ChoiceSubset, max_flows: int, limit: float
+    ) -> tuple[ChoiceSubset, float]:
+        """The `required` choices and those whose bound is at most a limit; and the limit, the highest up to `limit`
+        with which there are at most `max_flows` flows."""
 
-        def of(limit: float) -> Kept:
-            return [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]
+        def of(limit: float) -> ChoiceSubset:
+            return [(some <= limit) | mine for some, mine in zip(bounds, required, strict=True)]
 
-        if self.pairs(of(limit)) <= most:
+        if self.count_flows(of(limit)) <= max_flows:
             return of(limit), limit
-        low, high = 0.0, min(limit, max(float(some.max()) for some in least))
-        for _ in range(_STEPS):
+        low, high = 0.0, min(limit, max(float(some.max()) for some in bounds))
+        for _ in range(_BISECTION_STEPS):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.pairs(of(middle)) <= most else (low, middle)
+            low, high = (middle, high) if self.count_flows(of(middle)) <= max_flows else (low, middle)
         return of(low), low
 
 
-def few(problem: Problem, kept: Kept) -> Problem:
+def restricted_to(problem: Problem, choices: ChoiceSubset) -> Problem:
     """The problem restricted to these choices."""
     found: dict[tuple[int, bytes], tuple[Choice, ...]] = {}  # ops that shared their choices still do
     ops = []
-    for op, some in zip(problem.ops, kept, strict=True):
+    for op, some in zip(problem.ops, choices, strict=True):
         key = id(op.choices), some.tobytes()
         if key not in found:
             found[key] = tuple(choice for choice, there in zip(op.choices, some.tolist(), strict=True) if there)
@@ -82,7 +84,7 @@ def few(problem: Problem, kept: Kept) -> Problem:
     return replace(problem, ops=tuple(ops))
 
 
-def chosen(model: Model, outcome: Outcome, problem: Problem) -> Kept:
+def chosen(model: Model, outcome: Outcome, problem: Problem) -> ChoiceSubset:
     """Which choices of a problem a plan makes; the plan's model has all of the problem's choices or some of them."""
     found = []
     for variables, mine, op in zip(model.x, model.problem.ops, problem.ops, strict=True):
@@ -91,7 +93,7 @@ def chosen(model: Model, outcome: Outcome, problem: Problem) -> Kept:
     return found
 
 
-def counts(model: Model, outcome: Outcome, of: Model) -> Bounds:
+def fixed_counts(model: Model, outcome: Outcome, of: Model) -> Bounds:
     """The counts of recomputed blocks of an outcome, as bounds that fix the counts of another model (`of`) to them."""
     found: Bounds = {}
     for stage, some in model.recomputed.items():
@@ -101,19 +103,19 @@ def counts(model: Model, outcome: Outcome, of: Model) -> Bounds:
     return found
 
 
-def columns(model: Model, kept: Kept) -> Array:
-    """A boolean array over a model's variables: which are flows between choices that are kept."""
+def flows_between(model: Model, choices: ChoiceSubset) -> Array:
+    """A boolean array over a model's variables: which are flows between these choices."""
     found = np.zeros(len(model.program.names), dtype=bool)
     for flow in model.flows:
-        ports = _any(model.costs.ports(flow.tensor).values(), kept[flow.tensor.source])
-        wants = _any(model.costs.wanted(flow.tensor, flow.use).values(), kept[flow.use.op])
+        ports = _any(model.costs.ports(flow.tensor).values(), choices[flow.tensor.source])
+        wants = _any(model.costs.wanted(flow.tensor, flow.use).values(), choices[flow.use.op])
         some = flow.numbers[np.ix_(ports, wants)]
         found[some[some >= 0]] = True
     return found
 
 
-def _any(choices: Iterable[Sequence[int]], kept: Array) -> Array:
-    return np.array([bool(kept[list(some)].any()) for some in choices])
+def _any(groups: Iterable[Sequence[int]], choices: Array) -> Array:
+    return np.array([bool(choices[list(some)].any()) for some in groups])
 
 
 def _different(places: Array) -> int:
