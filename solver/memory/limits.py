@@ -12,7 +12,8 @@ from autopar.solver.seconds.replays import Expression
 
 
 def limit_of(model: Model, stage: Stage) -> float:
-    """MiB that no block of a stage can have at once: four times all inputs, outputs, saved tensors and workspaces."""
+    """MiB that no block of a stage can have at once: four times its ops' inputs, outputs, internal saved bytes and
+    workspaces, all unsharded."""
     found, memory = 0, model.problem.memory
     for number in stage.ops:
         node = model.problem.ops[number].node

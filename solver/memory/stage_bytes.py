@@ -28,7 +28,7 @@ class StageBytes:
     `held_but_two`: all blocks but the last two; `least`: by level, the least that a block of it keeps.
     `inputs`, `first_inputs`: inputs of all blocks recomputed as a whole, and of the first of them.
     `gradients`: of one block, once reduced; `each_gradient`: the same by parameter, with the choices that it depends
-    on; `shared_gradients`: those of parameters that other stages make.
+    on; `shared_gradients`: those of other stages' parameters whose last reader is in this stage.
     `freed`, `besides`: of one block by segment, what is gone when the segment's ops have run, and what the segment
     keeps of what it reads and nobody else keeps.
     `brought`: what the block before keeps too and `held` counts with this block alone, from the start (-1) until an op,
