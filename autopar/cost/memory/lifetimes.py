@@ -100,8 +100,8 @@ class Lifetimes:
 
     def waiting(self, parameter: fx.Node, one: Moving) -> tuple[int, int]:
         """Bytes of a parameter's gradient that wait for its bucket from the op on that gives its first part, and bytes
-        that are there at that op alone. The latter is all if several ops add their parts to what earlier micro-batches
-        have left."""
+        that are there at that op alone. If several ops read the parameter, each adds its part to the sum, which may be
+        what earlier micro-batches left: then all is there at the op alone."""
         several = sum(map(in_segment, parameter.users)) > 1
         adds = several and self.memory.micro_batches > 1 and one.reduction > 0
         return (0, one.waiting) if adds else (one.waiting, one.cast)

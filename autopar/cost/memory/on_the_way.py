@@ -4,9 +4,9 @@
 buckets are gathered ahead is decided as in `cost.buckets.ahead`, with the sizes that buckets have if nothing is
 sharded.
 
-Where blocks share a bucket and one of them is recomputed alone, its parameters are a bucket of their own, which is
-reduced after that block's backward; the bucket of the other blocks is reduced after the blocks behind it. So what one
-of these reductions leaves behind is also there while the block before runs backward.
+Where blocks share a bucket and one of them is recomputed, its parameters are a bucket of their own, which is reduced
+after its backward alone; that of the other blocks is reduced once the blocks after it have run backward. So what these
+leave behind is also there while the block before runs backward.
 """
 
 from __future__ import annotations
