@@ -100,7 +100,7 @@ def _splits_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
     if strategy.local == "log_softmax":
         return True
     if strategy.local != "cross_entropy" or node.target is not F.cross_entropy:
-        return False  # for `nll_loss` each rank runs PyTorch's op
+        return False  # for `nll_loss` each rank computes what the op itself does
     classes = _class_dim(node)
     placements = zip(strategy.inputs[0].placements, mesh_shape, strict=True)
     return any(size > 1 and p.is_sharded and p.dim == classes for p, size in placements)
