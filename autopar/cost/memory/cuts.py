@@ -12,8 +12,8 @@ Cuts = tuple[tuple[int, tuple[int, int]], ...]  # mesh axes, each with its cut
 
 
 def in_storage(tensor: torch.Tensor, cuts: Cuts, ranks: Sequence[int], *, is_view: bool) -> Cuts:
-    """Cuts of a tensor's dims (dim, digit) as cuts of its storage, equal for views that cut a storage alike: the stride
-    in elements of the longest piece and, if pieces are unequal, that of what is cut into them, else 0.
+    """Cuts of a tensor's dims (dim, digit) as cuts of its storage, equal for views that cut a storage alike: the
+    storage elements that the longest piece spans and, if pieces are unequal, those that what is cut spans (else 0).
 
     `is_view`: pieces of a dim along which the tensor is expanded are views (`runtime.communication.cuts`): no cut.
     """

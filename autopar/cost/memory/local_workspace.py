@@ -5,8 +5,8 @@ runtime replaces a sharded op by code of its own (`autopar.runtime.local`), as t
   ops make a second one, that of the logarithms.
 - Causal attention with queries sharded: halves of the queries are sent between ranks, and results are joined.
 - Experts sharded: a rank has room for every route; where each expert is split, inputs and results of a route are whole.
-- Dropout: a mask has one byte per element (`masks`), where PyTorch's own mask on CPUs has the input's dtype; and there
-  is a temporary copy of the input.
+- Dropout: a mask has one byte per element (`masks`), where PyTorch's own mask on CPUs has the input's dtype; and the
+  scaled input is a temporary.
 """
 
 from __future__ import annotations
