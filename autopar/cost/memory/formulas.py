@@ -97,7 +97,7 @@ class StepMemory:
     @cached_property
     def lifetimes(self) -> Lifetimes:
         """The points of a step where the peak can be."""
-        from autopar.cost.memory.lifetimes import Lifetimes  # it asks this class in turn
+        from autopar.cost.memory.lifetimes import Lifetimes  # here, as that module imports this one
 
         return Lifetimes(self)
 
@@ -115,7 +115,7 @@ class StepMemory:
 
     def grouping(self, repeats: Sequence[Repeat]) -> Grouping:
         """How parameters share buckets in a graph with these blocks."""
-        from autopar.cost.buckets.grouping import Grouping  # it asks this class in turn
+        from autopar.cost.buckets.grouping import Grouping  # here, as that module imports this one
         from autopar.cost.structure.blocks import unparted
 
         blocks = unparted(repeats)
@@ -222,7 +222,7 @@ class StepMemory:
     @cached_property
     def savings(self) -> Savings:
         """What autograd saves, and until when."""
-        from autopar.cost.memory.savings import Savings  # it asks this class in turn
+        from autopar.cost.memory.savings import Savings  # here, as that module imports this one
 
         return Savings(self)
 
