@@ -158,7 +158,7 @@ class ForwardRows:
 
 
 class _Block:
-    """The rows of one block of a stage, the region of which is `alike`."""
+    """The rows of one block of a stage; `alike`: all that they depend on."""
 
     def __init__(self, of: ForwardRows, alike: _Region, block: int, sink: Sink, *, landing_alone: bool) -> None:
         self.of, self.alike, self.block, self.sink = of, alike, block, sink
