@@ -13,8 +13,8 @@ up to, but not including, `end`. The fields of `StageBytes` get these variables:
 
 An op keeps a saved tensor at all levels below the one at which a segment holds both the op and the tensor's maker, and
 so makes it again. From the level at which the op is in a segment at all, the segment keeps what it reads from outside.
-In a block that may be recomputed there always is such an `end`, the level of the whole block at the latest; in other
-blocks `end` is 0.
+In a block that may be recomputed, such an `end` is at the latest the level of the whole block, whose inputs count by
+themselves; in other blocks `end` is 0.
 """
 
 from __future__ import annotations
