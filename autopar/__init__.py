@@ -80,7 +80,7 @@ __all__ = [
     "simulate",
 ]
 
-_WHERE = {
+_WHERE = {  # name -> module of autopar that defines it; imported on first use
     "Adafactor": "runtime.dtensors.adafactor",
     "Checkpoint": "runtime.checkpoints",
     "ConstraintWarning": "solver.constraints.idle_constraints",
@@ -103,7 +103,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """What only some need is imported when it is asked for: planning does without torch.distributed."""
+    """Import names of the runtime on first use, so that planning does not import torch.distributed."""
     if name in _WHERE:
         return getattr(importlib.import_module(f"autopar.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'autopar' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""The two calls: `plan` decides, `autoparallelize` decides and runs. One line a stage, top to bottom."""
+"""The public calls: `plan`, `compare`, `search` and `simulate` only plan, `autoparallelize` also runs the plan."""
 
 from __future__ import annotations
 
@@ -206,9 +206,10 @@ def autoparallelize(
 
     The model stays the same object; its parameters become `DTensor`s, so build the optimizer afterwards. Every rank
     traces, only rank 0 solves. With a `plan`, nothing is solved: `micro_batches`, `inputs`, `precision` and `optimizer`
-    are the plan's. The other options are then for later calls of another kind, whose `memory_budget` is by default the
-    plan's. A call without the arguments of `loss_fn` returns the model's own output. Weights and buffers are those of
-    rank 0; what is on the meta device gets its values later, from `autopar.materialise` or `autopar.load_weights`.
+    are the plan's. The other options are then for later calls of another kind, whose `memory_budget` and `constraints`
+    are by default the plan's. A call without the arguments of `loss_fn` returns the model's own output. Weights and
+    buffers are those of rank 0; what is on the meta device gets its values later, from `autopar.materialise` or
+    `autopar.load_weights`.
 
     Arguments and errors as in `plan`, and `PlanMismatchError` (on every rank) when the plan belongs to another model,
     graph or mesh, when it has other micro-batches, inputs or optimizer than the arguments, or when the ranks disagree.
@@ -263,7 +264,8 @@ def autoparallelize(
         agree(device, digests, error)
 
     def decide(model: nn.Module, traced: Traced, watch: Stopwatch, **given: Any) -> Plan:
-        """Rank 0 alone plans; `given`: what an earlier plan of the model has settled, as `Prepared.solve` takes it."""
+        """Solve on rank 0 and send the plan to all ranks. `given`: arguments of `Prepared.solve` that an earlier
+        plan of the model determines."""
 
         def solved() -> str:
             return prepare(model, traced, request, watch).solve(**given).to_json()
@@ -280,7 +282,8 @@ def autoparallelize(
         entry: Entry,
         rows: Mapping[str, int],
     ) -> tuple[Traced, Plan]:
-        """Trace what is called now, and plan it around the stored parameters, as a trace that does the same was."""
+        """Trace a later call of another kind. Reuse the plan of an earlier trace that does the same; else plan with
+        the storage of parameters pinned."""
         watch = Stopwatch()
         error: Exception | None = None
         try:

@@ -87,10 +87,10 @@ class Cluster:
 
     @staticmethod
     def of(mesh: Any) -> Cluster:
-        """The cluster behind `mesh`: a Cluster is itself, a `torch.distributed` DeviceMesh finds its preset.
+        """The cluster of a mesh: a `Cluster` itself; for a `torch.distributed` DeviceMesh, a preset.
 
-        A mesh of GPUs is known by the name of this process's device; InputError asks for a profile where no preset has
-        that name.
+        For GPUs the preset is found by the name of this process's device. Raises InputError, which asks for a profile,
+        if no preset has that name.
         """
         if isinstance(mesh, Cluster):
             return mesh
@@ -100,19 +100,19 @@ class Cluster:
                 f"{type(mesh).__name__}"
             )
         device, node = PRESETS[_preset_of_device(mesh.device_type)]
-        # torchrun knows how many ranks share a host
+        # torchrun says how many ranks share a host
         node = replace(node, devices=number_in("LOCAL_WORLD_SIZE", node.devices))
         shape, names = _checked_mesh(tuple(mesh.mesh.shape), mesh.mesh_dim_names)
         axes = node.axes(shape, names, mesh.mesh.flatten().tolist())
         return Cluster(device, axes, source=f"preset {device.name}, by the device of the mesh")
 
     def save(self, path: str | Path) -> None:
-        """Write the cluster as JSON; InputError where it cannot be written."""
+        """Write the cluster as JSON; raises InputError if the file cannot be written."""
         write_text("the cluster", path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Cluster:
-        """Read a cluster that `save` wrote; InputError, which names the file, where it is missing or none."""
+        """Read a cluster that `save` wrote; InputError names the file if it is missing or no cluster."""
         file = path_of("a cluster", path)
         try:
             return Cluster.from_dict(json.loads(file.read_text()))
@@ -125,7 +125,7 @@ class Cluster:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Cluster:
-        """The cluster that `to_dict` gave; InputError for what is none, or has figures that none can have.
+        """The cluster that `to_dict` gave; raises InputError for other data, and for impossible figures.
 
         >>> cluster = Cluster.preset("cpu", (2, 2))
         >>> Cluster.from_dict(cluster.to_dict()) == cluster
@@ -143,7 +143,7 @@ class Cluster:
 
 
 def _in_whole(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts as whole numbers where they are written as others: JSON has no kinds of numbers, and 8e10 is one."""
+    """Convert counts that JSON reads as floats to int: somebody may write 8e10 for a number of bytes."""
     counts = ("memory_bytes", "processors", "size")
     return {
         name: int(value) if name in counts and isinstance(value, float) and value.is_integer() else value
@@ -151,12 +151,12 @@ def _in_whole(figures: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_MOST_DEVICES = 1 << 20  # where a preset's ranks lie takes a second for every million and axis
-_MOST_AXES = 4
+_MOST_DEVICES = 1 << 20  # of a mesh: finding the nodes of a preset's ranks takes 1 s per million ranks and axis
+_MOST_AXES = 4  # of more than one device: the number of strategies of an op multiplies with each of them
 
 
 def _checked_mesh(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Shape and axis names as tuples; InputError where they make no mesh."""
+    """Mesh shape and axis names as tuples; InputError if they are not those of a mesh."""
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if not shape or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in shape):
         raise InputError(f"mesh shape {shape} must be one or more positive integers, as in (4, 8)")
@@ -181,7 +181,7 @@ def _checked_mesh(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], tuple[s
 
 
 def _preset_of_device(kind: str) -> str:
-    """The preset of this process's device."""
+    """The name of the preset for this process's device."""
     if kind == "cpu":
         return "cpu"
     import torch

@@ -39,10 +39,10 @@ class RuleError(AutoparError):
 class InfeasibleError(AutoparError):
     """No plan fits the memory budget or the constraints.
 
-    `smallest_budget_bytes` is the smallest budget that a plan was found for. Where the exact one takes too long, it is
-    an upper bound: no plan fits less than `budget_lower_bound_bytes`, and between the two nothing is known. That is
-    proven of the planner's count of memory, which may be more than a plan takes.
-    The first is None where no plan was found for any budget in time, both where none meets the constraints.
+    `smallest_budget_bytes`: the smallest budget for which a plan was found; None if none was found in time. If finding
+    the exact minimum takes too long, this is an upper bound: no plan fits less than `budget_lower_bound_bytes`, and
+    between the two nothing is known. The bound is proven for the planner's own count of memory, which may exceed what
+    a plan really takes. Both are None if no plan meets the constraints.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class TimeLimitError(AutoparError):
 
 
 class BudgetBounds(TypedDict):
-    """What an error says of budgets, for whoever keeps it as a result."""
+    """The budgets that an error names, as fields of a result."""
 
     smallest_budget_bytes: int | None
     budget_lower_bound_bytes: int | None
 
 
 def budget_bounds(error: AutoparError) -> BudgetBounds:
-    """None and None where the error is no `InfeasibleError`."""
+    """The budgets that an error names; None for both unless it is an `InfeasibleError`."""
     names = ("smallest_budget_bytes", "budget_lower_bound_bytes")
     smallest, lower = (getattr(error, name, None) for name in names)
     return {"smallest_budget_bytes": smallest, "budget_lower_bound_bytes": lower}

@@ -1,10 +1,10 @@
-"""Gradients that forward itself asks for: by which tensors of the graph, whole on every rank as they are read there.
+"""Where forward itself calls `torch.autograd.grad`: a node that marks each tensor it differentiates with respect to.
 
-`torch.autograd.grad` finds its way by the very tensor that it is asked about. In a graph that is split, others may
-stand in its place: a part, or what was gathered of parts. So what gradients are asked by goes through a node that runs
-whole, and all that reads it reads that node's result.
+`torch.autograd.grad` needs the very tensor object that the differentiated computation has read. Under a plan, other
+objects may take its place: a shard, or a tensor gathered from shards. Therefore such a tensor passes through the node
+`start_of_gradients`, which every rank runs whole, and everything that reads the tensor reads this node's result.
 
-Fingerprints of graphs hold the path of this file, as that of `leaf_calls`.
+As with `leaf_calls`, the path of this file is part of the fingerprints of graphs: moving it invalidates saved plans.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 
 def start_of_gradients(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor as an object of its own, which needs a gradient."""
+    """The same values as a new tensor object that requires a gradient."""
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
 RUN_WHOLE: tuple[Any, ...] = torch.autograd.grad, start_of_gradients
-"""Of these no rank runs a part."""
+"""Functions that are never sharded: every rank runs the whole op."""

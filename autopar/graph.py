@@ -1,6 +1,6 @@
 """The annotated graph: which facts its nodes carry, and the questions every stage asks of a node.
 
-The graph is a `torch.fx.Graph`. Names in `node.meta`, the only place where they are listed:
+The graph is a `torch.fx.Graph`. This is the list of all names in `node.meta`:
 
 =============  ==========================================================================
 VAL            data-free value: a meta tensor (`requires_grad` set where a gradient flows),
@@ -8,26 +8,25 @@ VAL            data-free value: a meta tensor (`requires_grad` set where a gradi
 SCOPE          module stack, outermost first: ((path, type name), ...); () in the root
 REGION         path of `torch.utils.checkpoint` region numbers; () outside
 PLACE          "file:line" in the user's code
-OF_DATA        there where the value is a number that only data tells
-EXAMPLE        of an input: the caller's example, whose dtype may be another than that in which it is read
+OF_DATA        present if the value is a number that depends on data, as that of `.item()`
+EXAMPLE        of an input: the caller's example; its dtype may differ from VAL's, to which it is cast
 KNOWN          real value of a tensor computed from constants alone
 GRAD_MODE      whether grad mode was on
 AUTOCAST       autocast state, () when off
-BIAS_OF        on the addition of a split bias: the product node it belongs to
-TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the run, on random data or
-               on guesses, that told its outputs
+BIAS_OF        of the addition of a bias that the trace split from its product: the product's node
+TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the trial run, on random data
+               or on guessed inputs, from which the trace learned its outputs
 COST           `cost.NodeCost`
-FIRST_WRITES   of a parameter: what forward writes into it before anything reads it, in order:
-               ((method, arguments, keyword arguments), ...), the same for each element; arguments are
-               numbers, other parameters and what is computed of them (`autopar.ops.first_writes`)
-STATE          of an input that is a state: which of the outputs is what the next call is given, -1 without
-STATE_OF       of an input that is a state: the attribute, as in 'model.layers.0.h'
-ROWS           of an input that is a state: along which dim its rows lie where that is known, -1 for none; so of any
-               other input of a later call that is taken for no rows
-KIND           of a call that was annotated: a number, equal for calls of one graph that do the same
-               (target, constants, facts of inputs and outputs); gone where it was not
-FORM           of a call that was annotated: a number, equal for calls that are written alike: of a kind
-               and with the same constants; gone where it was not
+FIRST_WRITES   of a parameter: the writes of forward into it that precede any read, in order:
+               ((method, arguments, keyword arguments), ...). Each write acts elementwise; its arguments
+               are numbers, other parameters and values computed from them (`autopar.ops.first_writes`)
+STATE          of an input that is a state: index of the output that the next call gets as this state, or -1
+STATE_OF       of an input that is a state: the module's attribute, as in 'model.layers.0.h'
+ROWS           of an input that is a state: the dim of the batch's rows where it is known, -1 if it has none;
+               of another input of a later call: -1 if it has no dim of rows
+KIND           set by `cost.ops.annotation`, not on leaves: a number, equal for calls of one graph that do
+               the same (target, constants, facts of inputs and outputs)
+FORM           set with KIND, and finer: equal for calls of one kind whose arguments are also written alike
 =============  ==========================================================================
 """
 
@@ -68,11 +67,11 @@ class TensorRef(NamedTuple):
     """One tensor of the graph: output number `index` of `node`, which is never a `getitem`."""
 
     node: fx.Node
-    index: int  # type: ignore[assignment]  # tuple.index is a method that nobody asks a TensorRef for
+    index: int  # type: ignore[assignment]  # hides the method tuple.index, which is never called on a TensorRef
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """Whether the node only picks one value out of a tuple, list or dict that a node made."""
+    """Whether the node only selects one value from a node's tuple, list or dict (indexing a tensor is an op)."""
     return (
         node.op == "call_function"
         and node.target is operator.getitem
@@ -83,15 +82,15 @@ def is_getitem(node: fx.Node) -> bool:
 def output_tensors(node: fx.Node) -> list[torch.Tensor]:
     """The data-free tensors that a node yields, flattened in pytree order."""
     value = node.meta.get(VAL)
-    if isinstance(value, torch.Tensor):  # nearly always; asked some ten times a node
+    if isinstance(value, torch.Tensor):  # the common case; called about ten times for each node
         return [value]
-    if isinstance(value, _NUMBERS):  # nearly all others: sizes
+    if isinstance(value, _NUMBERS):  # nearly all other nodes: sizes
         return []
     return [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
 
 
 def resolve(node: fx.Node) -> list[TensorRef]:
-    """The tensors that a value in the graph stands for, seen through `getitem` nodes."""
+    """The tensors in a node's value; for a `getitem` node, as outputs of the node that made them."""
     if not is_getitem(node):
         return [TensorRef(node, i) for i in range(len(output_tensors(node)))]
     source, key = node.args
@@ -107,11 +106,11 @@ def resolve(node: fx.Node) -> list[TensorRef]:
 
 
 def tensor_inputs(node: fx.Node) -> list[TensorRef]:
-    """The tensors that a node reads, one entry an occurrence, in the order of its arguments."""
+    """The tensors that a node reads, in the order of its arguments; a tensor read twice is listed twice."""
     found: list[TensorRef] = []
     for source in input_nodes(node):
         value = source.meta.get(VAL)
-        if isinstance(value, torch.Tensor) and source.target is not operator.getitem:  # nearly always
+        if isinstance(value, torch.Tensor) and source.target is not operator.getitem:  # the common case
             found.append(TensorRef(source, 0))
         elif not isinstance(value, _NUMBERS):
             found += resolve(source)
@@ -119,7 +118,7 @@ def tensor_inputs(node: fx.Node) -> list[TensorRef]:
 
 
 def readers_of(node: fx.Node) -> Iterator[fx.Node]:
-    """Who reads a tensor that a node makes: its users; those that pick it from a tuple, and their readers."""
+    """The nodes that read a tensor that `node` makes: its users, and the readers of `getitem` nodes among them."""
     if not output_tensors(node):
         return
     for user in node.users:
@@ -132,7 +131,7 @@ def readers_of(node: fx.Node) -> Iterator[fx.Node]:
 def input_nodes(node: fx.Node) -> list[fx.Node]:
     """The nodes in a node's arguments, in order, repeated as often as they occur."""
     found: list[fx.Node] = []
-    for value in node.args:  # nearly always nodes and numbers
+    for value in node.args:  # the common case: nodes and numbers
         kind = type(value)
         if kind is fx.Node:
             found.append(value)  # type: ignore[arg-type]
@@ -144,7 +143,7 @@ def input_nodes(node: fx.Node) -> list[fx.Node]:
 
 
 def _collect(values: Iterable[Any], found: list[fx.Node]) -> None:
-    """Add the nodes in some arguments."""
+    """Append the nodes in `values`, including those in nested containers, to `found`."""
     for value in values:
         if isinstance(value, fx.Node):
             found.append(value)
@@ -157,7 +156,7 @@ def _collect(values: Iterable[Any], found: list[fx.Node]) -> None:
 
 
 def storage_of(value: Any) -> int | None:
-    """Identity of the storage behind a data-free value; None for what is no tensor, or has none, as a sparse one."""
+    """Identity of a data-free tensor's storage; None for other values, and for tensors without storage (sparse)."""
     if isinstance(value, torch.Tensor) and torch._C._has_storage(value):
         return value.untyped_storage()._cdata
     return None
@@ -170,12 +169,12 @@ def tensor_of(ref: TensorRef) -> torch.Tensor:
 
 
 def given_dtype(node: fx.Node) -> torch.dtype:
-    """The dtype of what the caller gives for an input; of others, their own."""
+    """For an input, the dtype that the caller passes; for any other node, the dtype of its tensor."""
     return (node.meta[EXAMPLE] if EXAMPLE in node.meta else tensor_of(TensorRef(node, 0))).dtype
 
 
 def is_cast_input(node: fx.Node) -> bool:
-    """Whether a node is an input that is given in another dtype than that in which it is read."""
+    """Whether a node is an input that is cast: the caller passes it in another dtype than forward reads."""
     return EXAMPLE in node.meta and given_dtype(node) != tensor_of(TensorRef(node, 0)).dtype
 
 

@@ -1,4 +1,4 @@
-"""How one tensor lies over the device mesh: its value and, with it, the gradient that comes back.
+"""How one tensor and its gradient are distributed over the device mesh.
 
 A `Layout` has one `Placement` per mesh axis:
 
@@ -7,8 +7,8 @@ text  value over this axis               gradient over this axis
 ====  =================================  ==============================
 R     replicated                         replicated (whole on each rank)
 R+    replicated                         partial (the ranks' gradients are summands)
-S1    sharded on tensor dim 1            sharded alike
-S1@3  sharded, strided with outer 3      sharded alike
+S1    sharded on tensor dim 1            sharded the same way
+S1@3  sharded, strided with outer 3      sharded the same way
 P     partial (the values are summands)  replicated
 ====  =================================  ==============================
 
@@ -35,7 +35,7 @@ Join = Literal["sum", "mean", "max", "min"]
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """What one mesh axis does to a tensor: see the table above."""
+    """How a tensor is distributed over one mesh axis: see the table in the module's docstring."""
 
     kind: Literal["replicated", "sharded", "partial"]
     dim: int = -1
@@ -94,12 +94,12 @@ P = Placement("partial")
 
 
 def shard(dim: int, outer: int = 1) -> Placement:
-    """Sharded on `dim` at digit position `outer`."""
+    """The placement S`dim`@`outer`: the axis holds the digit of `dim` that has `outer` outer blocks."""
     return Placement("sharded", dim=dim, outer=outer)
 
 
 class Digit(NamedTuple):
-    """One axis' digit in a tensor dim: which mesh axis, its `outer`, its size."""
+    """The digit of a tensor dim over which one mesh axis shards it; `size`: of the axis."""
 
     outer: int
     axis: int
@@ -153,13 +153,13 @@ class Layout:
         return Layout(tuple(R if p.is_replicated else p for p in self.placements))
 
     def gradient(self) -> Layout:
-        """The layout of the gradient as a value: S stays, R+ is partial, R and P are replicated."""
+        """The gradient's layout, read as that of a value: S stays S, R+ becomes P, R and P become R."""
         turn = {"replicated": R, "partial": R}
         return Layout(tuple(p if p.is_sharded else P if p.partial_grad else turn[p.kind] for p in self.placements))
 
     @property
     def is_replicated(self) -> bool:
-        """Whether the value is whole on every rank."""
+        """Whether every rank holds the whole value."""
         return all(p.is_replicated for p in self.placements)
 
     @property
@@ -167,11 +167,11 @@ class Layout:
         return any(p.is_partial for p in self.placements)
 
     def digits(self, dim: int, mesh_shape: Sequence[int]) -> tuple[Digit, ...]:
-        """The digits that axes pick from tensor dim `dim`, outermost first."""
+        """The digits over which axes shard tensor dim `dim`, outermost first."""
         return _digits(self, dim, tuple(mesh_shape))
 
     def is_plain(self, mesh_shape: Sequence[int]) -> bool:
-        """Whether DTensor can store it: per dim, contiguous shards in mesh-axis order, nothing partial."""
+        """Whether DTensor can store it: nothing is partial, and each dim has contiguous shards in mesh-axis order."""
         if self.is_partial:
             return False
         for dim in {p.dim for p in self.placements if p.is_sharded}:
@@ -183,7 +183,7 @@ class Layout:
         return True
 
     def is_legal(self, shape: Sequence[int], mesh_shape: Sequence[int], *, ragged: bool = False) -> bool:
-        """Whether a tensor of this shape can lie so; `ragged` admits uneven plain shards."""
+        """Whether a tensor of this shape can have this layout; `ragged` admits uneven plain shards."""
         for dim in {p.dim for p in self.placements if p.is_sharded}:
             if not 0 <= dim < len(shape):
                 return False
@@ -212,7 +212,7 @@ class Layout:
         return tuple(local)
 
     def shards(self, mesh_shape: Sequence[int]) -> int:
-        """Into how many different pieces the value is cut."""
+        """The number of distinct shards of the value."""
         return math.prod(n for p, n in zip(self.placements, mesh_shape, strict=True) if p.is_sharded)
 
 
@@ -252,13 +252,13 @@ def _ragged(length: int, digits: Sequence[Digit], coordinate: Sequence[int] | No
 
 
 def fills(length: int, cuts: Sequence[int]) -> bool:
-    """Whether every rank gets some of a dim that axes of sizes `cuts` cut one after the other, evenly or not.
+    """Whether no shard is empty if axes of sizes `cuts` shard a dim of `length` one after the other, evenly or not.
 
     >>> fills(9, (4,)), fills(10, (4,))
     (False, True)
     """
     lengths = {length}
-    for ranks in cuts:  # all pieces are equal but the last one, which may cut better than they
+    for ranks in cuts:  # `lengths`: those of all shards so far; only the last shard may be shorter
         steps = {whole: -(-whole // ranks) for whole in lengths}
         lengths = {piece for whole, step in steps.items() for piece in (step, whole - (ranks - 1) * step)}
         if min(lengths) <= 0:
@@ -267,9 +267,9 @@ def fills(length: int, cuts: Sequence[int]) -> bool:
 
 
 def take_shard(tensor: Any, layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> Any:
-    """The piece of a whole `tensor` that the rank at `coordinate` holds (partial counts as whole).
+    """The shard of a whole `tensor` that the rank at `coordinate` holds; partial axes count as replicated.
 
-    Works with view operations only, so it is differentiable and allocates nothing for plain shards.
+    It is differentiable, and for plain shards a view, which allocates nothing.
 
     >>> import torch
     >>> take_shard(torch.arange(6), Layout.parse("S0@3"), (2,), (1,))

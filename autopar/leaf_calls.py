@@ -1,6 +1,6 @@
-"""A module that the trace left whole, as a function of its own tensors.
+"""A leaf: a module that the trace did not enter, as a function of its parameters and buffers.
 
-Fingerprints of graphs hold the path of this file: moved, it would have all plans of models with leaves made again.
+Its path is part of the fingerprints of graphs: moving the file would invalidate saved plans of models with leaves.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from autopar.python.replaced import replaced
 
 
 class LeafCall:
-    """Runs `module` with other tensors in place of its parameters and buffers; stands in a graph as a function.
+    """Runs `module` with other tensors in place of its parameters and buffers; the target of a node in the graph.
 
-    `names`: those tensors, by their names in the module; a buffer that it binds to another tensor is written. `path`:
-    the module's name in the model. `unshown`: arguments that a graph cannot show (functions, members of an enum), by
-    the texts that stand for them there. Equality is identity, as graphs need it; leaves that cost the same share their
-    `kind`. `title`: what it is, for people.
+    `names`: the names of these tensors in the module. If forward rebinds a buffer to a new tensor, the new values are
+    copied into the given tensor. `path`: the module's name in the model. `unshown`: arguments that cannot stand in a
+    graph (functions, enum members), by the strings that replace them there. Calls are equal only if identical, as
+    graphs need; leaves that cost the same have equal `kind`s.
 
     >>> call = LeafCall(nn.Linear(2, 1, bias=False), "head", ["weight"])
     >>> call([torch.tensor([[1.0, 2.0]])], (torch.tensor([3.0, 4.0]),), {})
@@ -35,9 +35,9 @@ class LeafCall:
     """
 
     noun = "module"
-    reason = ""  # why it is one, where that is not told of its module
-    rule: str | None = None  # how it may be split (see `leaf_splits`), or
-    whole = ""  # why it runs whole
+    reason = ""  # why it is a leaf, if the trace does not record that for its module
+    rule: str | None = None  # the sharding rule that `planning.leaf_splits` found for it; if None,
+    whole = ""  # why every rank must run all of it
 
     def __init__(
         self, module: nn.Module, path: str, names: Sequence[str], unshown: Mapping[str, Any] | None = None
@@ -51,7 +51,7 @@ class LeafCall:
         return self._called(dict(zip(self.names, tensors, strict=True)), args, kwargs)
 
     def _called(self, tensors: dict[str, torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The call with these tensors, by name; what it binds anew (`self.mean = 0.9 * self.mean`) is written."""
+        """Call the module with these tensors; buffers that it rebinds (`self.mean = 0.9 * self.mean`) are written."""
         bound = dict(tensors)
         with one_process(), _checkpoints_off():
             result = functional_call(self.module, bound, args, dict(kwargs))
@@ -64,14 +64,14 @@ class LeafCall:
 
     @property
     def kind(self) -> Hashable:
-        """What its costs depend on, beside the shapes of its arguments."""
+        """Everything that determines the cost of a call apart from the shapes of its arguments."""
         others = tuple(map(id, self.unshown.values()))
         return (type(self.module), _told(self.module), self.module.training, self.names, others)
 
 
 def _checkpoints_off() -> AbstractContextManager[None]:
-    """Inside, checkpointed functions just run: their replay in backward would find the module's own tensors, which are
-    not those of the call. The plan says what is recomputed."""
+    """Make `torch.utils.checkpoint` a plain call inside the context: its replay in backward would read the module's own
+    tensors instead of the call's. The plan decides what is recomputed."""
     if torch.compiler.is_compiling():
         return nullcontext()
     assert isinstance(checkpoint, FunctionType)
@@ -83,11 +83,11 @@ def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 _OPTIONS = {p.name for p in signature(checkpoint).parameters.values() if p.kind is p.KEYWORD_ONLY}
-_OPTIONS |= {"use_reentrant", "preserve_rng_state"}
+_OPTIONS |= {"use_reentrant", "preserve_rng_state"}  # of checkpoint itself, not passed to the function
 
 
 def _told(module: nn.Module) -> str:
-    """A module's options as text; one whose text tells contents of tensors, which may have none, is like no other.
+    """The module's `repr`; a text of this module alone if that fails, as where it prints contents of meta tensors.
 
     >>> _told(nn.Linear(2, 1))
     'Linear(in_features=2, out_features=1, bias=True)'

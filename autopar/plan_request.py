@@ -1,4 +1,4 @@
-"""What is asked of a plan: the memory that it may take, how the model trains, constraints, and how near to the best."""
+"""What a plan must satisfy: memory budget, training options, constraints, and the optimality gap."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from autopar.precision import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """One plan's terms.
+    """The requirements of one plan.
 
     `memory_budget_bytes`: peak allocated bytes per device; None: what the device has (`Device.usable_bytes`).
     `precision`: dtypes of a step; by default the model's own. `micro_batches`: backward passes of one optimizer step.
     `optimizer`: a name of `cost.memory.states.OPTIMIZERS`, whose state takes memory and time. `constraints`: schemes
     and pins as text (`solver.constraints.schemes`, `solver.constraints.pins`). `inputs`: "global" (every rank is given
-    the whole batch) or "local" (its rows). `time_limit`: CPU seconds of one solve. `gap`: how far from the fastest, as
-    a part of its seconds, a plan may be. `solver`: "highs" or "cbc". `fold`: equal repeated blocks share their
+    the whole batch) or "local" (its rows). `time_limit`: CPU seconds of one solve. `gap`: the relative gap to the
+    proven bound at which the solver may stop. `solver`: "highs" or "cbc". `fold`: equal repeated blocks share their
     decisions.
     """
 
@@ -34,5 +34,5 @@ class PlanRequest:
     fold: bool = True
 
     def budget_bytes_on(self, cluster: Cluster) -> int:
-        """Peak bytes that a device of the cluster may take."""
+        """The budget of peak bytes on a device of the cluster."""
         return cluster.device.usable_bytes if self.memory_budget_bytes is None else self.memory_budget_bytes

@@ -1,7 +1,7 @@
-"""The plan: what every node of the graph does on the mesh, and what that is predicted to cost.
+"""The plan: what every node of the graph does on the mesh, and the predicted cost.
 
-The plan is the border between planning (pure, on a laptop) and running (under torchrun): JSON, versioned,
-with fingerprints of graph, model and mesh. It names nodes by their position in the graph.
+The plan is the interface between planning (needs no devices) and running (under torchrun): JSON with a version and
+fingerprints of graph, model and mesh. It refers to nodes by their position in the graph.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from autopar.plan_forms.checks import damage
 from autopar.plan_forms.json_form import json_form, revived
 from autopar.plan_forms.shown import Shown
 
-VERSION = 1
+VERSION = 1  # of the JSON form; plans of other versions are refused
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """How one node runs: layouts of its tensor inputs and outputs (as in `Strategy`), and its local code."""
+    """How one node runs: layouts of its tensor inputs and outputs (as in `Strategy`), and its local code.
+
+    `factors`: for each mesh axis, the index of the op's sharding rule that the axis splits. `local`: the name of code
+    that runs in place of the op on shards (`runtime.local`); "": the op itself.
+    """
 
     position: int
     name: str
@@ -39,10 +43,10 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """How one parameter is stored between steps; `storage` is plain.
+    """How one parameter is stored between steps; its `storage` is a layout that DTensor has (`Layout.is_plain`).
 
-    `regather`: a gathered copy is freed after its use forward and gathered again backward (ZeRO-3);
-    else it lives from its use to its gradient.
+    `regather`: its gathered copy is freed after forward has used it, and gathered again in backward (ZeRO-3); if False,
+    the copy is kept from forward until its gradient is computed.
     """
 
     name: str
@@ -57,8 +61,9 @@ class ParameterPlan:
 class Segment:
     """Nodes `first` to `last` (positions, inclusive), recomputed in backward from the segment's inputs.
 
-    A replay stops behind `replayed`, the last node that keeps something for backward (-1: not known). A whole block
-    keeps its inputs as they lie outside; a part of one (`inner`) keeps them as its nodes want them.
+    The replay ends after `replayed`, the segment's last node that saves a tensor for backward (-1: not known). If the
+    segment is a whole block, its inputs are saved in the layouts that they have outside; if it is a part of a block
+    (`inner`), in the layouts that its nodes read.
     """
 
     first: int
@@ -70,11 +75,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters that move together: gathered by one collective before use, their gradients reduced by one.
+    """Parameters that are gathered by one collective before use, and whose gradients are reduced by one collective.
 
-    Each of `names` is converted to its layout in `wanted`; the collectives of all of them, forward and backward, are
-    of the same kinds over the same axes in the same order. `segment`: the recomputed segment whose nodes read them, by
-    its number in the plan (-1: none).
+    Each of `names` is converted from its storage to its layout in `wanted`. The conversions, in forward and backward,
+    need the same kinds of collectives over the same axes in the same order. `segment`: index in the plan of the
+    recomputed segment whose nodes read the parameters (-1: none).
     """
 
     names: tuple[str, ...]
@@ -84,11 +89,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Collective:
-    """Collectives the plan announces, per device and step.
+    """Equal collectives that one device calls in a step, as predicted.
 
-    `kind`: all_reduce, all_gather, reduce_scatter, all_to_all. `bytes`: what one device hands in to one call;
-    `count`: calls per step; `phase`: forward, backward or replay; `cause`: what it serves ("bucket 3": the plan's
-    bucket of that number).
+    `kind`: all_reduce, all_gather, reduce_scatter or all_to_all. `axis`: index of the mesh axis. `bytes`: the input of
+    one call. `count`: calls per step. `seconds`: of all calls. `phase`: forward, backward or replay. `cause`: what the
+    collective is for ("bucket 3": the bucket with index 3).
     """
 
     kind: str
@@ -102,7 +107,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Moment:
-    """One point of a step where the peak can be: bytes per device by kind."""
+    """A point of the step at which memory may peak: bytes per device by kind."""
 
     name: str
     parts: Mapping[str, int]
@@ -150,7 +155,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class TradeoffPoint:
-    """What a step would take under another budget; both in bytes and seconds of one device."""
+    """The best plan under another budget: bytes of one device, and seconds of a step."""
 
     budget_bytes: int
     peak_bytes: int
@@ -160,7 +165,7 @@ class TradeoffPoint:
 
 @dataclass(frozen=True)
 class Span:
-    """What a stream ("compute", or an axis' name) of the simulated step runs without a pause."""
+    """An uninterrupted run of work of one kind on a stream ("compute", or an axis' name) of the simulated step."""
 
     stream: str
     kind: str  # compute, recompute, communication or optimizer
@@ -169,7 +174,7 @@ class Span:
 
 
 GAP = 1e-3
-"""The gap to which a plan is solved by default, and up to which one is "optimal"."""
+"""Default relative gap at which the solver stops; a plan within it has the status "optimal"."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class PlanSize:
-    """How large the problem was: graph nodes, decisions after folding, ILP variables and rows."""
+    """Size of the problem: graph nodes, decisions once equal blocks share theirs, variables and rows of the ILP."""
 
     ops: int
     decisions: int
@@ -223,9 +228,9 @@ class Plan(Shown):
     comparison: tuple[Alternative, ...] = ()  # of `compare`
     tradeoff: tuple[TradeoffPoint, ...] = ()  # of `compare`, smallest budget first
     streams: tuple[Span, ...] = ()  # of `compare`
-    buckets: tuple[Bucket, ...] = ()  # parameters that are in none move alone
+    buckets: tuple[Bucket, ...] = ()  # a parameter in no bucket is moved by collectives of its own
     compiled: bool = False  # priced as torch.compile fuses it
-    batch_dims: tuple[int, ...] = ()  # with inputs="local": of what is returned, the dim of the batch's rows, -1: none
+    batch_dims: tuple[int, ...] = ()  # with inputs="local": for each output, the dim of the batch's rows; -1: none
     version: int = field(default=VERSION)
 
     def save(self, path: str | Path) -> None:
@@ -248,7 +253,7 @@ class Plan(Shown):
         return json.dumps(json_form(self), indent=1)
 
     def essence(self) -> str:
-        """What ranks must have alike, in JSON: all but what only tells of the plan, such as how long it was sought."""
+        """JSON of what must agree between ranks: all but planning time, comparison, trade-off, streams and notes."""
         return replace(self, planning_seconds={}, comparison=(), tradeoff=(), streams=(), notes=()).to_json()
 
     @staticmethod
@@ -274,7 +279,7 @@ class Plan(Shown):
 
     @staticmethod
     def given(plan: object) -> Plan:
-        """A plan as an argument; InputError for anything else."""
+        """Check that an argument is a Plan, and return it; InputError for anything else."""
         if not isinstance(plan, Plan):
             raise InputError(
                 f"the plan is of {type(plan).__name__}: give a Plan, as `plan` makes it and `Plan.load` reads it"

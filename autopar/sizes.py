@@ -48,7 +48,7 @@ def parse_bytes(value: int | str) -> int:
             raise InputError(f"{value!r} has no unit: write '{number}GiB' or '{number}GB' (or '{number}B' for bytes)")
         if unit.upper() not in _UNITS:
             raise InputError(f"unit {unit!r} in {value!r} is unknown: use B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
-        amount = int(Fraction(number) * _UNITS[unit.upper()])  # as it is written: no float's rounding
+        amount = int(Fraction(number) * _UNITS[unit.upper()])  # a Fraction: exact, without the rounding of a float
     if amount <= 0:
         raise InputError(f"{value!r} is no amount of memory: {_MORE}")
     return amount
@@ -70,7 +70,7 @@ def show_bytes(count: float, digits: int = 1) -> str:
 
 
 def show_bytes_up(count: int) -> str:
-    """An amount that is enough: of two decimals, the least that `parse_bytes` reads as no fewer bytes.
+    """Bytes rounded up to two decimals, so that `parse_bytes` of the text is at least `count`: for a budget that fits.
 
     >>> show_bytes_up(136357150), show_bytes_up(1536), show_bytes_up(2**20 - 1)
     ('130.05 MiB', '1.50 KiB', '1024.00 KiB')
@@ -82,7 +82,7 @@ def show_bytes_up(count: int) -> str:
 
 
 def show_bytes_down(count: int) -> str:
-    """An amount that is not enough, where less than `count` is not: of two decimals, rounded down.
+    """Bytes rounded down to two decimals: for a lower bound, so that the text never claims more than was proven.
 
     >>> show_bytes_down(136357150), show_bytes_down(1535)
     ('130.04 MiB', '1.49 KiB')

@@ -1,4 +1,7 @@
-"""A model from text, on the meta device: a name of the zoo, `hf:ARCHITECTURE`, `module:function`; and its examples."""
+"""Models that the command line names, built on the meta device, with example inputs.
+
+A name is one of the zoo (`gpt2`), `hf:ARCHITECTURE`, or `module:function`.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from autopar.tracing.places import raised_at
 from autopar.user_warnings import warn
 from autopar.zoo import ZOO
 
-_POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # how architectures name learned positions
+_POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # modules of learned positions, in transformers
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model, examples of its inputs by name, and the loss where it stands outside the model."""
+    """A model, examples of its inputs by name, and the loss function if the model does not compute the loss itself."""
 
     model: nn.Module
     meta_args: Mapping[str, Any]
@@ -36,13 +39,13 @@ class Source:
 def load_source(
     text: str, *, batch: int | None = None, sequence: int | None = None, config: Path | None = None
 ) -> Source:
-    """Build what `text` names, on the meta device: no memory for weights.
+    """Build the model that `text` names on the meta device, which needs no memory for weights.
 
-    `batch` is the batch of the examples (one micro-batch of the whole mesh), `sequence` the length of text inputs
-    (default: the longest that the config names, at most 2048), `config` a Hugging Face config as JSON. A function that
-    returns its own examples takes neither of the first two; for all others `batch` is needed.
+    `batch`: rows of the examples (one micro-batch of the whole mesh). `sequence`: length of text inputs (default: the
+    longest that the config allows, at most 2048). `config`: a Hugging Face config as JSON. If `text` names a function
+    that returns its own examples, `batch` and `sequence` are an error; otherwise `batch` is required.
 
-    Raises InputError where the text, the config or the user's function is at fault.
+    Raises InputError if the text, the config or the user's function is at fault.
     """
     kind, colon, name = text.partition(":")
     if kind == "hf" and name:
@@ -68,7 +71,7 @@ def load_source(
 
 def _own(module_name: str, function_name: str, batch: int | None, sequence: int | None) -> Source:
     """What the user's function returns: a model, (model, meta_args) or (model, meta_args, loss_fn)."""
-    if module_name.endswith(".py"):  # to import which would run the file before it fails
+    if module_name.endswith(".py"):  # importing it would run the file, and then fail
         named = f"{Path(module_name).stem}:{function_name}"
         raise InputError(f"{module_name!r} is a file: run from its folder, and name its module, {named}")
     if "" not in sys.path:
@@ -120,10 +123,10 @@ def _own(module_name: str, function_name: str, batch: int | None, sequence: int 
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:
-    """The names of what a call needs."""
+    """The names of the parameters without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # a builtin that tells none
+    except ValueError:  # a builtin without a signature
         return []
     given = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in given]
@@ -147,7 +150,7 @@ def _hugging_face(
         import transformers
     except ImportError as error:
         raise InputError("hf: models need the package transformers: pip install 'autopar[examples]'") from error
-    transformers.logging.set_verbosity_error()  # its advice on weights and losses is not for planning
+    transformers.logging.set_verbosity_error()  # its warnings about weights and losses do not matter for planning
     architecture: Any = getattr(transformers, name, None)
     is_model = inspect.isclass(architecture) and issubclass(architecture, transformers.PreTrainedModel)
     if not is_model:
@@ -160,7 +163,7 @@ def _hugging_face(
     try:
         config = architecture.config_class.from_dict(values)
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-            config.decoder_start_token_id = 0  # default configs leave out what every checkpoint has
+            config.decoder_start_token_id = 0  # every checkpoint's config has it, default configs lack it
         with torch.device("meta"):
             model = architecture(config)
     except Exception as error:
@@ -171,10 +174,10 @@ def _hugging_face(
 
 
 def _check_fields(config_class: Any, values: Mapping[str, Any], path: Path) -> None:
-    """transformers takes any field: warn of one that is probably misspelt; InputError for a file of something else."""
+    """Warn of fields that are probably misspelt, as transformers accepts any; InputError if it knows none of them."""
     try:
         known = {*config_class().to_dict(), *getattr(config_class, "attribute_map", {})}
-    except Exception:  # a config of others has no default
+    except Exception:  # a config class of third-party code may have no default
         return
     near = {field: difflib.get_close_matches(field, known - values.keys(), 1, 0.8) for field in values.keys() - known}
     asked = [f"{field!r}: did you mean {names[0]!r}?" for field, names in sorted(near.items()) if names]
@@ -225,7 +228,7 @@ def example_inputs(model: nn.Module, batch: int, sequence: int | None = None) ->
 
 
 def _labels(model: nn.Module, parameters: Mapping[str, Any], batch: int, length: int) -> dict[str, torch.Tensor]:
-    """One label a token, a sequence, a picture or a pixel, as the head wants; two positions for question answering."""
+    """Labels as the head wants them: per token, sequence, picture or pixel; two positions for question answering."""
     if "start_positions" in parameters:
         return {"start_positions": _integers(batch), "end_positions": _integers(batch)}
     name = type(model).__name__
@@ -248,7 +251,7 @@ def _picture(config: Any) -> tuple[int, int, int]:
 
 
 def _longest(config: Any) -> int:
-    """Tokens of text: of a speech model, those of its decoder."""
+    """The longest text in tokens; for a speech model, that of its decoder. 512 if the config has no such field."""
     for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length"):
         if isinstance(value := getattr(config, name, None), int) and value > 0:
             return value
@@ -256,7 +259,7 @@ def _longest(config: Any) -> int:
 
 
 def _check_positions(model: nn.Module, length: int) -> None:
-    """Learned positions have an end that data-free tensors would not notice."""
+    """InputError if the sequence is longer than the learned positions: on the meta device nothing checks indices."""
     for name, module in model.named_modules():
         learned = isinstance(module, nn.Embedding) and name.endswith(_POSITIONS)
         if learned and module.num_embeddings < length:
@@ -272,7 +275,7 @@ def _close(name: str, known: list[str]) -> str:
 
 
 def told(error: Exception) -> str:
-    """An error of code that is not ours on one line, with its place: the user's line, if any, that led to it."""
+    """An error of foreign code on one line, with its place: the user's line that led to it, else where it rose."""
     frames = traceback.extract_tb(error.__traceback__)
     place = raised_at(error) or (f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "")
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place and f' [at {place}]'}"

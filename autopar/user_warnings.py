@@ -1,4 +1,4 @@
-"""Warnings of autopar: each points at the user's own line, however deep inside autopar it is given."""
+"""Warnings of autopar. Each is attributed to the line of the user's code that led to it, not to autopar's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 _OURS = ("autopar", "torch", "contextlib", "functools", "threading")
 _LOOPS = ("transformers", "accelerate", "peft", "lightning", "pytorch_lightning")
 _BETWEEN = frozenset((*_OURS, *_LOOPS))
-"""Packages that stand between the user's line and ours: autopar, what it is called through, and loops of others."""
+"""Packages whose frames are skipped: autopar, code that it is called through, and other libraries' training loops."""
 
 
 class AutoparWarning(UserWarning):
@@ -26,7 +26,7 @@ class Line:
     number: int
     module: str
     registry: dict[Any, Any]
-    """What Python has warned of in that module already."""
+    """The module's `__warningregistry__`, by which Python suppresses repeated warnings."""
 
     def warn(self, text: str, category: type[Warning] = AutoparWarning) -> None:
         """Warn as if this line had."""
@@ -39,7 +39,7 @@ def warn(text: str, category: type[Warning] = AutoparWarning) -> None:
 
 
 def users_line() -> Line:
-    """The innermost running line that is in none of the packages between; the outermost one where all are."""
+    """The innermost line on the stack outside the packages in `_BETWEEN`; the outermost line if there is none."""
     frame: FrameType = sys._getframe()
     while _is_between(frame) and frame.f_back is not None:
         frame = frame.f_back
@@ -49,7 +49,7 @@ def users_line() -> Line:
 
 def _is_between(frame: FrameType) -> bool:
     name = _module(frame)
-    return name is None or name.partition(".")[0] in _BETWEEN  # generated code, as that of a graph, has no name
+    return name is None or name.partition(".")[0] in _BETWEEN  # generated code, such as a graph's, has no module
 
 
 def _module(frame: FrameType) -> str | None:

@@ -1,6 +1,6 @@
-"""Models that go by name on the command line: an architecture of transformers and the config of a published size.
+"""Models that have a name on the command line: an architecture of transformers with the config of a published size.
 
-Only what differs from the architecture's default config is stated; figures are those of each model's own config.json.
+Configs hold only what differs from the architecture's default; their values are those of each model's config.json.
 `parameters` counts a tied weight once.
 """
 
@@ -76,4 +76,4 @@ ZOO: dict[str, NamedModel] = {
         },
     ),
 }
-"""Small to large in each family: GPT-2, BERT, T5, ViT, Llama 2 and 3, Mistral, Mixtral, Qwen2.5."""
+"""The zoo, from small to large in each family: GPT-2, BERT, T5, ViT, Llama 2 and 3, Mistral, Mixtral, Qwen2.5."""

@@ -1,5 +1,5 @@
-"""The demo: measures this machine, plans a GPT-2 for several processes under a tight memory budget, trains it by the
-plan and on one process, and puts predicted beside measured and one loss curve beside the other.
+"""The demo: measures this machine, plans a GPT-2 for several processes under a tight memory budget, trains it with the
+plan and on one process, and compares predictions with measurements, and the two loss curves.
 
 ./scripts/demo sets everything up and runs this.
 """
@@ -68,7 +68,7 @@ def _title(text: str) -> None:
 
 
 def _measure(shape: tuple[int, ...], path: Path) -> Cluster:
-    """What this machine's processes compute and send, all at once."""
+    """Measure compute and communication of this machine's processes, all at the same time."""
     mesh = ["--mesh", "x".join(map(str, shape)), "--axis-names", ",".join(AXES[len(shape)])]
     _torchrun(["-m", "autopar.cli", "profile", *mesh, "--out", str(path)], math.prod(shape))
     cluster = Cluster.load(path)
@@ -81,7 +81,7 @@ def _measure(shape: tuple[int, ...], path: Path) -> Cluster:
 
 
 def _plan(cluster: Cluster) -> Plan:
-    """A plan within six tenths of what plain data parallelism takes; says what the plans without it would take."""
+    """A plan within 60 % of the peak memory of plain data parallelism; prints what other plans would need."""
     model, batch = model_and_batch()
     parallel = plan(model, batch, cluster, precision="fp32", constraints="ddp")
     budget = parallel.predicted.peak_bytes * 6 // 10
@@ -108,13 +108,13 @@ def _torchrun(words: Sequence[str], processes: int) -> None:
 
 
 def _run(command: Sequence[str], threads: int) -> None:
-    """Run a command with this many threads a process; its output is the user's to see."""
+    """Run a command with `threads` threads per process; its output goes to the terminal."""
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99", "TRANSFORMERS_VERBOSITY": "error"}
     subprocess.run(command, check=True, env={**os.environ, **quiet, "OMP_NUM_THREADS": str(threads)})
 
 
 def _compare(chosen: Plan, planned: dict[str, Any], single: dict[str, Any]) -> bool:
-    """Two tables; whether the loss fell and both curves are one."""
+    """Print two tables; returns whether the loss fell and both curves agree."""
     tokens = BATCH * SEQUENCE
     predicted = chosen.predicted
     facts = Table("", "predicted", "measured", "one process, measured", title="A step", title_justify="left")

@@ -14,10 +14,10 @@ __all__ = ["LiveStorages", "PeakMemory"]
 
 
 class PeakMemory:
-    """On a GPU the allocator's own counter; on CPU, which has none, the bytes of all tensors that are alive.
+    """Measures with the allocator's counter on a GPU, and on a CPU, which has none, by tracking live tensors.
 
-    `peak_bytes` is 0 until a step was measured; `requested_bytes` are those that tensors asked for, without what the
-    allocator's blocks are larger by. Gradients must not be alive between steps (`zero_grad` at the end).
+    `peak_bytes` is 0 until a step is measured. `requested_bytes`: the peak of the bytes that tensors requested; the
+    allocator's blocks are larger. Gradients must not be alive between steps (`zero_grad` at the end).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class PeakMemory:
         *,
         when: bool = True,
     ) -> Iterator[None]:
-        """Measure the step that runs inside, if `when`."""
+        """Measure the step in the body if `when` is true."""
         if not when:
             yield
         elif self.device.type == "cuda":

@@ -1,10 +1,10 @@
-"""Training that goes on where it was, whatever happened: a process killed, a machine lost, fewer of them left.
+"""Training that resumes after failures: a process is killed, a machine is lost, or fewer machines remain.
 
     torchrun --nproc-per-node 4 --max-restarts 3 examples/resume.py --folder checkpoints
 
-Kill a process, or all of them, and start again, on as many processes as you like: it goes on from the last complete
-checkpoint. On the same number of processes the losses are those of a run that never stopped, bit for bit, with dropout
-too; on another it plans again, and they are equal to rounding.
+Kill a process, or all of them, and start again on any number of processes: training resumes from the last complete
+checkpoint. On the same number of processes the losses are bitwise those of a run without interruption, also with
+dropout. On another number it plans again, and losses are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ByteModel(nn.Module):
 
 
 class Batches:
-    """Batches of the standard library's text, drawn one after the other; its state is that of its generator."""
+    """Random batches of the standard library's text; its state is that of its generator."""
 
     def __init__(self, seed: int = 0) -> None:
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py"))
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _log(path: Path | None, **entries: object) -> None:
-    """One line, of rank 0."""
+    """Write one line, on rank 0."""
     if dist.get_rank() == 0:
         line = json.dumps(entries)
         print(line, flush=True)

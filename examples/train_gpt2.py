@@ -25,11 +25,11 @@ from autopar import Plan, autoparallelize
 
 LAYERS, WIDTH, HEADS, SEQUENCE, BATCH = 6, 256, 8, 256, 8
 AXES = {1: ("ranks",), 2: ("dp", "tp")}
-MEASURED_STEP = 3  # whose peak memory is measured; its time is left out of the mean
+MEASURED_STEP = 3  # step whose peak memory is measured; its time does not count
 
 
 class PythonSources:
-    """The bytes of the standard library's modules, in batches that depend on the step alone."""
+    """Batches of bytes of the standard library's modules; a batch depends only on the step."""
 
     def __init__(self, most_bytes: int = 8 << 20) -> None:
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
@@ -43,7 +43,7 @@ class PythonSources:
 
 
 def model_and_batch() -> tuple[GPT2LMHeadModel, dict[str, torch.Tensor]]:
-    """The model, and an example of what it is called with. Without dropout: its loss curves can be compared."""
+    """The model, without dropout so that loss curves can be compared, and an example of its inputs."""
     config = GPT2Config(
         n_layer=LAYERS,
         n_embd=WIDTH,
@@ -59,7 +59,7 @@ def model_and_batch() -> tuple[GPT2LMHeadModel, dict[str, torch.Tensor]]:
     )
     ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
     model = GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"  # transformers does not see it from this class's name, and would say so
+    model.loss_type = "ForCausalLM"  # else transformers warns that it guesses
     return model, {"input_ids": ids, "labels": ids}
 
 
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def _mesh(kind: str, text: str) -> DeviceMesh:
-    """Processes along each axis, like 4 or 2x2; each process gets its own GPU where there are any."""
+    """The mesh of the processes along each axis, like 4 or 2x2; each process gets its own GPU if there are any."""
     shape = tuple(map(int, text.split("x")))
     return init_device_mesh(kind, shape, mesh_dim_names=AXES[len(shape)])
 

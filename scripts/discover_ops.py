@@ -1,4 +1,4 @@
-"""Writes strategies/discovery/discovered.json: what discovery finds for ops of torch that the table does not have.
+"""Writes strategies/discovery/discovered.json: sharding rules that discovery finds for torch ops without a table entry.
 
 python scripts/discover_ops.py
 """
@@ -26,7 +26,7 @@ def numbers(*shape: int) -> torch.Tensor:
 
 
 def calls() -> Iterator[tuple[Any, ...]]:
-    """Ops as models call them, on tensors of two to four dims."""
+    """Calls of ops as models make them, on tensors of two to four dims."""
     a, b, c, d = 64, 48, 40, 36
     for shape in ((a, b), (a, b, c)):
         x = numbers(*shape)

@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/draw_docs.py
 
-The plans are of GPT-2 (the default config of transformers) on 2 x 4 H100s with 32 sequences of 1024 tokens, by the
-preset: nothing is measured, so that the pictures are the same on any machine.
+The plans are of GPT-2 (the default config of transformers) with 32 sequences of 1024 tokens on 2 x 4 H100s, by the
+preset: nothing is measured, so that the pictures do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "pictures")
     folder = parser.parse_args().out
-    # Letters stay letters, and nothing in the files depends on the run: a picture that did not change has no diff.
+    # Text stays text, and nothing in the files depends on the run, so that unchanged pictures have no diff.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "autopar", "font.size": 10})
     _save(layouts(), folder / "layouts.svg")
     source = load_source("hf:GPT2LMHeadModel", batch=32, sequence=1024)
@@ -57,7 +57,7 @@ def _tight(source: Source, cluster: Cluster) -> Plan:
 
 
 def layouts() -> Figure:
-    """An 8 x 8 tensor on a mesh of 2 x 4, a colour for each device; where several hold the same, the first of them."""
+    """An 8 x 8 tensor on a mesh of 2 x 4, each element in the colour of the first device that holds it."""
     figure, panels = pyplot.subplots(1, len(LAYOUTS), figsize=(11, 2.9), layout="constrained")
     for panel, (text, words) in zip(panels, LAYOUTS.items(), strict=True):
         panel.imshow(_owners(Layout.parse(text)), cmap="tab10", vmin=0, vmax=9, alpha=0.75)
@@ -68,7 +68,7 @@ def layouts() -> Figure:
 
 
 def _owners(layout: Layout) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """The rank that holds each element, the lowest where several do."""
+    """For each element, the lowest rank that holds it."""
     owners = np.full((8, 8), -1)
     elements = torch.arange(64).view(8, 8)
     for rank, coordinate in reversed(list(enumerate(itertools.product(*map(range, MESH))))):

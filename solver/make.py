@@ -32,7 +32,8 @@ from autopar.solver.solving import Watch, solve
 def make_plan(model: ModelGraph, cluster: Cluster, asked: PlanRequest) -> Plan:
     """The fastest plan of a model's graph that fits the memory budget.
 
-    If the storage of parameters is given by an earlier plan, constraints that match nothing in this graph are ignored.
+    If the storage of parameters is given by an earlier plan, constraints that match nothing in this graph, or nothing
+    that can be recomputed, are ignored.
 
     Raises:
         InputError: the optimizer or the number of micro-batches is invalid, or a constraint matches nothing.
@@ -140,6 +141,6 @@ class _Planner:
         """The strategies that the constraints leave, and the memory with the repeats of blocks that stay equal."""
         restricted = restrict(self.model.strategies, self.memory, constraints, self.cluster.axis_names)
         memory = replace(self.memory, repeats=repeats_under(self.model.graph, restricted.marks, self.model.repeats))
-        if self.model.train:
+        if self.model.train and self.model.pinned is None:  # a loop may freeze blocks before later calls
             check_recompute(constraints, memory, restricted)
         return memory, restricted

@@ -1,4 +1,4 @@
-"""The arguments of a call, as a plan of it takes them."""
+"""The arguments of a call, in the form in which its plan takes them."""
 
 from __future__ import annotations
 

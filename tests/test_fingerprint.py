@@ -1,4 +1,4 @@
-"""A graph's digest: another for every graph that computes something else, the same whatever its nodes are called."""
+"""The digest of a graph differs between graphs with different computations, and is independent of node names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 class Model(nn.Module):
-    """Some call on two inputs."""
+    """A model that makes one call on two inputs."""
 
     def __init__(self, call: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What `import autopar` brings with it: commands that only read a plan, and planning, begin soon."""
+"""What `import autopar` imports: commands that only read a plan, and planning, must start quickly."""
 
 from __future__ import annotations
 

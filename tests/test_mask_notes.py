@@ -1,4 +1,4 @@
-"""A plan says where attention reads a mask only because an input might ask for one."""
+"""The plan notes where attention only reads a mask because an input might require one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_mask_for_padding_is_named(architecture: Any, config: Any) -> None:
 
 
 def test_what_stays_without_the_input_is_not() -> None:
-    """T5's mask is the bias of its positions too; the other two masks say more than which tokens count."""
+    """T5's mask is also its position bias, and the other two masks say more than which tokens count."""
     sizes = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 64}
     config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)
     assert not _notes(transformers.T5ForConditionalGeneration(config), input_ids=IDS, labels=IDS, attention_mask=IDS)

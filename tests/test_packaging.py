@@ -27,7 +27,7 @@ def model():
 
 
 def _modules(folder: Path) -> set[str]:
-    """The modules below autopar, as the wheel should hold them; the links lead to strategies/ and solver/."""
+    """The modules of autopar that a wheel must hold, including those of the linked folders strategies/ and solver/."""
     found: set[str] = set()
     for where, folders, files in os.walk(folder / "autopar", followlinks=True):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -37,7 +37,7 @@ def _modules(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an sdist made from this tree, and a wheel made from that sdist."""
+    """A folder with an sdist built from this tree, and a wheel built from that sdist."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The demo, shortened: it plans, trains on several processes and on one, and its own checks hold (exit code 0)."""
+"""A shortened demo plans, trains on several processes and on one, and passes its own checks (exit code 0)."""
 
 from __future__ import annotations
 

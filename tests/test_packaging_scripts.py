@@ -1,4 +1,4 @@
-"""The two commands on a machine whose Python is too old: one clear error, before anything is made."""
+"""The two commands on a machine whose Python is too old: one clear error, and nothing is created."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLD_PYTHON = '#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.8.10" && exit 0\
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout without .venv, and beside it a `bin` with the tools the scripts use and an old python3."""
+    """A checkout without .venv, and a `bin` folder with the tools that the scripts use and an old python3."""
     shutil.copytree(ROOT / "scripts", tmp_path / "checkout" / "scripts")
     tools = tmp_path / "bin"
     tools.mkdir()

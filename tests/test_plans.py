@@ -1,4 +1,4 @@
-"""A plan survives JSON, and what is no plan is refused in one sentence."""
+"""A plan survives JSON, and anything that is no plan is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def sharded() -> Plan:
-    """One with buckets and collectives."""
+    """A plan with buckets and collectives."""
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
     cluster = autopar.Cluster.preset("cpu", shape=(2, 2), axis_names=("dp", "tp"))
     return autopar.plan(model, {"input": torch.ones(8, 8)}, cluster, constraints="fsdp", loss_fn=torch.sum)
@@ -100,7 +100,7 @@ def test_what_is_no_plan_is_refused(damage: object, message: str, plan: Plan, tm
 
 
 def _first(kind: str, name: str, value: object) -> Callable[[dict[str, Any]], None]:
-    """Damage of the first parameter, node, bucket, ..."""
+    """A function that damages one field of the first parameter, node, bucket, ..."""
     return lambda data: data[kind][0].update({name: value})
 
 
@@ -211,7 +211,7 @@ def _cut_node(plan: Plan) -> Plan:
 
 
 def _cut_replay(plan: Plan) -> Plan:
-    """Without a collective of a replay, of whose seconds nothing else in the file tells."""
+    """Removes a collective of a replay, whose seconds are recorded nowhere else in the file."""
     cut = next(one for one in plan.collectives if one.phase == "replay")
     return replace(plan, collectives=tuple(one for one in plan.collectives if one is not cut))
 

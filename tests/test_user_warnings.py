@@ -1,4 +1,4 @@
-"""Warnings point at the line of the user's own code that led to them."""
+"""Warnings point at the line of the user's own code that caused them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Counting(Plain):
 
 
 class Inside(nn.Module):
-    """A leaf that cannot run without data, around torch's own modules."""
+    """A leaf that cannot run without data, called through torch's own modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_one_line_is_told_once_and_another_again() -> None:
 
 
 def test_no_code_warns_but_by_the_users_line() -> None:
-    """Whatever is to be told goes by `autopar.user_warnings`."""
+    """All warnings are issued by `autopar.user_warnings`."""
     packages = [ROOT / name for name in ("autopar", "solver", "strategies")]
     files = {file for package in packages for file in package.rglob("*.py")} - {ROOT / "autopar" / "user_warnings.py"}
     calls = [

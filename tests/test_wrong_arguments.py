@@ -1,4 +1,4 @@
-"""Arguments that a user may get wrong are refused by name, with the form that is expected."""
+"""Wrong arguments are refused with their name and the expected form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line. Exit codes are those of `autopar.cli.app`."""
+"""The command line; `autopar.cli.app` lists its exit codes."""
 
 from autopar.cli.app import main
 

@@ -1,4 +1,4 @@
-"""`python -m autopar.cli`, and what torchrun starts for `autopar profile`."""
+"""Entry point of `python -m autopar.cli`, which `autopar profile` also starts under torchrun."""
 
 from autopar.cli.app import main
 

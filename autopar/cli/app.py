@@ -1,8 +1,8 @@
-"""The commands together, and how each of them ends.
+"""The commands, and their exit codes.
 
-Exit codes: 0 done; 2 something the user can mend; 3 `check` found that it does not fit; 1 something that nobody
-foresaw; 130 stopped by the user. All but 0 and 3 are told in one line on standard error; with AUTOPAR_DEBUG set in the
-environment, an unforeseen error with its traceback.
+Exit codes: 0 done; 1 an unexpected error, a bug; 2 an error that the user can correct; 3 `check` found that the plan
+does not fit; 130 interrupted by the user; 141 standard output was closed. Errors are one line on standard error; if
+AUTOPAR_DEBUG is set in the environment, an unexpected error keeps its traceback.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ for command, example in EXAMPLES.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit, as the module says."""
+    """Run the command line and exit with a code as in the module's docstring."""
     try:
         with _short_warnings():
             code = app(arguments, prog_name="autopar", standalone_mode=False)
@@ -59,15 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         message = "; ".join([message, *getattr(error, "__notes__", ())])
         context = getattr(error, "ctx", None)
-        if message and context is not None:  # a word that is missing, or one that nobody knows
+        if message and context is not None:  # a missing or unknown argument
             message = f"{message.rstrip('.')}: see {context.command_path} --help"
-        if message:  # none where no command was given and help was shown
+        if message:  # empty if no command was given and help was shown
             print(f"error: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
+    except BrokenPipeError:  # the reader of standard output has closed it, as `head` does
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
@@ -78,12 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code or 0)
 
 
-_HERE = str(Path(autopar.__file__).parent)
+_HERE = str(Path(autopar.__file__).parent)  # warnings from files in this folder are autopar's
 
 
 @contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Warnings of autopar are one line, as errors are, without the line of code that led to them."""
+    """Print warnings of autopar on one line, as errors, without the source line that `warnings` adds."""
     before = warnings.formatwarning
 
     def formatted(

@@ -1,4 +1,4 @@
-"""`autopar profile`: measures the machine at hand, one process a device, as a cluster to plan with."""
+"""`autopar profile`: measures this machine with one process per device, as a cluster to plan with."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def profile(
         ranks = number_in("WORLD_SIZE") if under_torchrun else max(torch.cuda.device_count(), 1)
         mesh = str(ranks)
     shape, names = mesh_shape(mesh), axis_words(axis_names)
-    Cluster.preset("cpu", shape, names)  # raises for what is no mesh
+    Cluster.preset("cpu", shape, names)  # raises InputError for an invalid mesh
     if under_torchrun:
-        from autopar.profiling.calibrate import measure_as_rank  # which imports what runs plans, after DTensor
+        from autopar.profiling.calibrate import measure_as_rank  # imported late: it imports the runtime and DTensor
 
         measured = measure_as_rank(shape, names, seconds, _announce)
         if number_in("RANK", least=0) == 0:
@@ -59,12 +59,12 @@ def profile(
     print(f"cluster written to {out}", file=sys.stderr)
 
 
-_MARK = "autopar: "
-_RESTLESS = 0.3  # median spread above which the user is warned
+_MARK = "autopar: "  # prefix of progress lines among the other lines on the measuring processes' standard error
+_RESTLESS = 0.3  # median spread, relative to the mean, above which the user is warned
 
 
 def _announce(text: str) -> None:
-    """What comes next, on standard error: a user of torchrun reads it, and so does the process that started us."""
+    """Print progress on standard error, for a user of torchrun or for the `autopar profile` that started torchrun."""
     print(f"{_MARK}{text}", file=sys.stderr, flush=True)
 
 

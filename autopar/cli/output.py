@@ -1,4 +1,4 @@
-"""What commands print and write: text, JSON, files, and a word on what is going on."""
+"""Output of the commands: reports, JSON, files and progress."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from autopar.plans import Plan
 
 
 def progress(text: str) -> Status:
-    """A line on standard error while it is used as a context, where that is a terminal."""
+    """A context that shows a progress line on standard error if that is a terminal."""
     return Console(stderr=True).status(text)
 
 
 def say(text: str) -> None:
-    """Print a report; on a terminal its headings are bold (lines that begin at the margin after a blank one)."""
+    """Print a report. On a terminal, headings are bold: unindented lines after an empty one."""
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         print(text, end="")
@@ -40,7 +40,7 @@ def say_json(value: Any) -> None:
 
 
 def check_folder(option: str, path: Path | None) -> None:
-    """Before minutes of work: the folder of what is to be written is there."""
+    """InputError if a file cannot be written at `path`; called first, before minutes of planning."""
     if path is not None and not path.resolve().parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.parent}")
     if path is not None and path.is_dir():

@@ -26,7 +26,7 @@ from autopar.report.tables import show_seconds, table
 from autopar.report.text import comparison_table, tradeoff_table
 from autopar.sizes import show_bytes, show_bytes_up
 
-DOES_NOT_FIT = 3
+DOES_NOT_FIT = 3  # exit code of `check`
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan here, as JSON.")]
@@ -78,7 +78,7 @@ def compare(
 
 
 def alternative_figures_of(made: Plan) -> dict[str, object]:
-    """The chosen plan's figures under the names of its alternatives'."""
+    """The figures of the chosen plan under the same names as those of an alternative."""
     figures = summary(made)
     kept = {key: figures[key] for key in ("step_seconds", "step_seconds_by_part", "peak_bytes", "limit_bytes")}
     moved = sum(c.bytes * c.count for c in made.collectives)
@@ -119,7 +119,7 @@ def search(
     else:
         head = ["mesh", "step", "ratio", "compute", "recompute", "collectives", "peak", "gap", "micro-batches"]
         rows = [_row(result, best.plan.predicted.step_seconds) for result in ordered]
-        shown = len(head) - isinstance(question.counts, int)  # the last column where there was a choice
+        shown = len(head) - isinstance(question.counts, int)  # the last column only if there were several numbers
         align = "<>>>>>>>>"[:shown]
         say("\n".join(table([row[:shown] for row in rows], align, head=head[:shown], indent=0)) + "\n")
     if out is not None:
@@ -191,7 +191,7 @@ def check(
 
 
 def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
-    """A plan that was made before, against the model and mesh of now; by the memory asked for, else by its own."""
+    """Check that a saved plan matches the model and mesh, and fits --memory or, without that, its own budget."""
     question, request = answered_by(question, loaded)
     with progress("...") as status:
         source, traced = traced_source(question, request, status, Stopwatch())
@@ -203,7 +203,7 @@ def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
 
 
 def _fits(made: Plan, json: bool) -> int:
-    """The answer for a plan: its peak against its budget."""
+    """Print whether the plan's peak fits its budget; returns the exit code."""
     limit, peak = limit_bytes(made), made.predicted.peak_bytes
     fits = limit is None or peak <= limit
     if json:

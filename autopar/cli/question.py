@@ -1,4 +1,4 @@
-"""What the planning commands ask, once: a model, how it trains, on which devices."""
+"""The options that the planning commands share: the model, its training, and the devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CLUSTER = "The hardware: a preset (a100, h100, h200, b200, mi300x, cpu, ...) or
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a model trains, and on what."""
+    """How a model trains, and on which devices."""
 
     batch: Annotated[int | None, typer.Option(min=1, help=_BATCH)] = None
     seq: Annotated[
@@ -67,7 +67,7 @@ class Training:
 
     @property
     def counts(self) -> int | tuple[int, ...]:
-        """The number of micro-batches, or several to choose from."""
+        """The number of micro-batches, or several numbers to choose from."""
         if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", self.micro_batches):
             raise InputError(
                 f"--micro-batches {self.micro_batches!r}: write a number, 1 or more, or several, like 1,2,4"
@@ -77,7 +77,7 @@ class Training:
 
     @property
     def one_count(self) -> int:
-        """The same for commands that do not choose."""
+        """The number of micro-batches, for commands that do not choose among several; InputError for several."""
         if isinstance(self.counts, int):
             return self.counts
         raise InputError(
@@ -86,7 +86,8 @@ class Training:
         )
 
     def on(self, cluster: Cluster) -> Request:
-        """As the planner takes it; the memory is read before anything is built. Of several numbers it has the first."""
+        """The planner's request. It parses the memory budget, before a model is built; of several numbers of
+        micro-batches it has the first."""
         counts = self.counts
         return request_of(
             cluster,
@@ -101,9 +102,9 @@ class Training:
         )
 
     def source_of(self, model: str, config: Path | None = None) -> Source:
-        """The model that the text names, on the meta device, with examples of one micro-batch.
+        """The model that `model` names, on the meta device, with examples of one micro-batch.
 
-        Where there are several numbers to choose from, they are of a step's whole batch.
+        If there are several numbers of micro-batches to choose from, the examples are of a step's whole batch.
         """
         batch, count = self.batch, self.counts if isinstance(self.counts, int) else 1
         if batch is not None and batch % count:
@@ -138,7 +139,7 @@ class MeshQuestion(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuestion(Question):
-    """A model and its training, on a mesh or as a plan from its file has it."""
+    """A model and its training, on a mesh that is given or that of a saved plan."""
 
     mesh: Annotated[
         str | None,
@@ -150,7 +151,7 @@ class PlanQuestion(Question):
     axis_names: Annotated[str | None, typer.Option(help="Names of the mesh axes: dp,tp.")] = None
 
     def on_mesh(self, loaded: Plan | None) -> MeshQuestion:
-        """The same on the mesh that is asked for, or else on that of the plan."""
+        """The same question on the given mesh or, without one, on that of the plan."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.mesh is None and loaded is None:
             raise InputError("--mesh is missing: write the devices along each axis, like 8 or 4x8; or name a --plan")
@@ -159,7 +160,7 @@ class PlanQuestion(Question):
 
 
 def asks(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command whose first parameter is a question, as typer wants it: the question's fields are its options."""
+    """Decorate a command whose first parameter is a dataclass of options: typer sees the dataclass' fields instead."""
     own = list(inspect.signature(command).parameters.values())[1:]
     hints = get_type_hints(command, include_extras=True)
     kind: type[Training] = hints[next(iter(inspect.signature(command).parameters))]
@@ -186,7 +187,7 @@ def asks(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def traced_source(question: Question, request: Request, status: Status, watch: Stopwatch) -> tuple[Source, Traced]:
-    """Build and trace the model; what the source says of the loss counts for the request too."""
+    """Build the model and trace it, with the loss function that its source may bring."""
     status.update("building the model ...")
     source = question.source()
     status.update("tracing ...")
@@ -198,14 +199,14 @@ def with_loss(request: Request, source: Source) -> Request:
 
 
 def prepared(question: Question, request: Request, status: Status) -> Prepared:
-    """Everything before the first solve, with a word on what is going on."""
-    assert question.one_count == request.micro_batches  # it raises where there are several
+    """Do all work before the first solve, and report progress."""
+    assert question.one_count == request.micro_batches  # `one_count` raises for several numbers
     [one] = each_prepared(question, request, status)
     return one
 
 
 def each_prepared(question: Question, request: Request, status: Status) -> Iterator[Prepared]:
-    """The same for each number of micro-batches that is asked for."""
+    """As `prepared`, for each number of micro-batches."""
     status.update("building the model ...")
     source = question.source()
     asked = with_loss(request, source)
@@ -244,10 +245,10 @@ def cluster_of(name: str, mesh: str, axis_names: str | None) -> Cluster:
 
 
 def answered_by(question: MeshQuestion, loaded: Plan, *, memory_too: bool = False) -> tuple[MeshQuestion, Request]:
-    """What a plan from its file answers: of the training, the plan's own is what no option says.
+    """Take the training options from a saved plan, including those that the command line does not give.
 
-    InputError where an option asks for something else, so that none is passed over in silence. `memory_too`: so for
-    --memory, where nothing else is made of it.
+    InputError if an option that is given differs from the plan, so that no option is silently ignored. `memory_too`:
+    also for --memory, for commands in which it has no other use.
     """
     asked, default = question.request(), {f.name: f.default for f in fields(question)}
     check_mesh(loaded, asked.cluster)
@@ -283,12 +284,12 @@ def answered_by(question: MeshQuestion, loaded: Plan, *, memory_too: bool = Fals
 
 
 def _unnamed(cluster: Cluster) -> Cluster:
-    """Axes may have got names when the plan was made, and none now."""
+    """The cluster with numbered axes, to compare clusters whatever names their axes have."""
     return replace(cluster, axes=tuple(replace(axis, name=str(i)) for i, axis in enumerate(cluster.axes)))
 
 
 def check_mesh(loaded: Plan, cluster: Cluster) -> None:
-    """A plan that was made before is one for the mesh that is asked about."""
+    """InputError if the saved plan is for a mesh of another shape."""
     if cluster.shape != tuple(loaded.mesh_shape):
         here, there = ("x".join(map(str, shape)) for shape in (cluster.shape, loaded.mesh_shape))
         raise InputError(f"the plan is for a mesh of {there}, not of {here}: plan again for this mesh")

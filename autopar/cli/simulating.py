@@ -38,7 +38,7 @@ def simulate(
     if picture is not None and picture.suffix not in _PICTURES:
         raise InputError(f"--picture {picture}: its name must end in one of {', '.join(_PICTURES)}")
     if picture is not None:
-        pyplot()  # before minutes of work: it is there
+        pyplot()  # raises now, before minutes of work, if matplotlib is missing
     given = load_plan(plan) if plan is not None else None
     question = asked.on_mesh(given)
     if given is not None:

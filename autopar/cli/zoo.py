@@ -1,4 +1,4 @@
-"""`autopar zoo`: the models that go by name, and a plan of each of them in one table."""
+"""`autopar zoo`: lists the models that have a name, or plans each of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Mesh = Annotated[str | None, typer.Option(help="Plan each on this mesh: 8, 4x8. 
 
 @dataclass(frozen=True)
 class Entry:
-    """One model of the zoo on the mesh: its plan, or why it has none."""
+    """A model of the zoo with its plan on the mesh, or the reason why it has none."""
 
     name: str
     plan: Plan | None
@@ -93,9 +93,9 @@ def _planned(training: Training, request: Request, names: Sequence[str]) -> Iter
             try:
                 ready = prepared(Question(model=name, **given), request, status)
                 made = ready.solve()
-            except InputError as error:  # of the question, then, or of one whose longest sequence is shorter
+            except InputError as error:  # wrong options for all models, or a sequence too long for this one
                 raise InputError(f"{name}: {error.message}", where=error.where) from error
-            except AutoparError as error:  # nothing fits, or no graph: the others may still have a plan
+            except AutoparError as error:  # nothing fits, or the trace failed: other models may have a plan
                 yield Entry(name, None, note=error.message, **budget_bounds(error))
             else:
                 yield Entry(name, made)

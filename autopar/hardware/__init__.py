@@ -1,1 +1,1 @@
-"""Devices, nodes and networks: their figures, and those that are known by name."""
+"""Figures of devices, nodes and networks, and presets of known ones."""

@@ -1,4 +1,4 @@
-"""One device, one node of several, and what a mesh axis reaches over them, from where its ranks lie."""
+"""A device, a node of several devices, and the bandwidth and latency of a mesh axis given the nodes of its ranks."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What a plan may take where no budget is given: see `usable_bytes`."""
+        """The budget of a plan for which none is given: see `usable_bytes`."""
         return usable_bytes(self.kind, self.memory_bytes)
 
     def update_seconds(self, moved_bytes: float) -> float:
-        """What the optimizer's step takes that reads and writes so many bytes."""
+        """Seconds of an optimizer step that reads and writes `moved_bytes`."""
         return moved_bytes / (self.update_bytes_per_s or self.bytes_per_s)
 
     def together(self, products: float, moves: float, launches: float) -> float:
-        """Seconds of work of three kinds: one thread of a CPU launches, loads and computes by itself; a GPU at once."""
+        """Seconds of an op from those of products, memory traffic and launches, which overlap on a GPU only."""
         return products + moves + launches if self.kind == "cpu" else max(products, moves, launches)
 
 
 def usable_bytes(kind: str, memory_bytes: int) -> int:
-    """What a plan may take of a device: all but a twentieth of a GPU.
+    """Bytes of a device that a plan may use: 95 % of a GPU's memory, all of a host's.
 
-    There NCCL has buffers, and the allocator's and cuDNN's own bytes are not in a plan's count: it was too low by up to
-    3.5 % on an H100 (docs/results/one_gpu.md).
+    On a GPU the rest is for bytes that plans do not count: NCCL's buffers, and those of the allocator and cuDNN. On an
+    H100 the predicted peak was too low by up to 3.5 % (docs/results/one_gpu.md).
 
     >>> usable_bytes("cuda", 80_000), usable_bytes("cpu", 80_000)
     (76000, 80000)
@@ -124,9 +124,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine with several devices: what joins them, and what joins it to other machines.
+    """A machine with several devices: the links between its devices, and its network to other machines.
 
-    `network_bytes_per_s` is one direction of all network cards of the node together. `low_latency`: as of `Axis`.
+    `network_bytes_per_s`: the bandwidth in one direction of all network cards of the node together. `low_latency`: as
+    in `Axis`.
     """
 
     devices: int
@@ -144,10 +145,10 @@ class Node:
         check_flag("node", "low_latency", self.low_latency)
 
     def axes(self, shape: Sequence[int], names: Sequence[str], ranks: Sequence[int] | None = None) -> tuple[Axis, ...]:
-        """What each axis of a mesh reaches, from where its ranks lie (rank r lies in node r // devices).
+        """The axes of a mesh, with bandwidths and latencies that follow from its ranks' nodes (rank r: r // devices).
 
-        A ring sends over the network wherever two neighbours lie in different nodes; all groups that leave a node share
-        its cards. `ranks` are those of the mesh in row-major order (default 0, 1, 2, ...).
+        A ring uses the network wherever two neighbours are in different nodes; all groups that cross a node's border
+        share its network cards. `ranks`: those of the mesh in row-major order (default 0, 1, 2, ...).
 
         >>> node = Node(8, 155e9, 3e-6, 45e9, 1e-5)
         >>> [axis.bytes_per_s / 1e9 for axis in node.axes((2, 8), ("dp", "tp"))]
@@ -166,7 +167,7 @@ class Node:
             members = Counter(nodes)
             ring_out.update(here for here, there in zip(nodes, nodes[1:] + nodes[:1], strict=True) if here != there)
             for node, count in members.items():
-                # of what a device sends to its size-1 peers, the part that leaves the node
+                # in an all-to-all, the share of a device's bytes that goes to peers in other nodes
                 all_to_all_out[node] += count * (size - count) / max(size - 1, 1)
         if not ring_out:
             rate = self.bytes_per_s
@@ -187,7 +188,7 @@ class Node:
         )
 
     def _latency(self, groups: Sequence[Sequence[int]]) -> float:
-        """Mean over the hops of the ring that has the most hops between nodes."""
+        """Mean latency of a hop in the ring with the most hops between nodes."""
         most = 0
         for group in groups:
             nodes = [rank // self.devices for rank in group]
@@ -198,9 +199,9 @@ class Node:
     def _trees(self, groups: Sequence[Sequence[int]]) -> tuple[float, float | None]:
         """`tree_seconds` and `gather_tree_seconds` of the group that spans the most nodes.
 
-        After NCCL's own tuning (ncclTopoTuneModel in src/graph/tuning.cc): a chain within each node, then a binary tree
-        over the nodes. Trees that gather have a part that grows with the devices, 2.8 microseconds each, and a hop for
-        each level, which NCCL takes for 3.5 times faster.
+        As in NCCL's own model (ncclTopoTuneModel in src/graph/tuning.cc): a chain within each node, then a binary tree
+        over the nodes. Tree all-gathers and reduce-scatters take 2.8 microseconds for each device, and a hop for each
+        level of the tree (NCCL assumes these hops to be 3.5 times faster).
         """
         spanned = [Counter(rank // self.devices for rank in group) for group in groups]
         depth = math.ceil(math.log2(max(len(nodes) for nodes in spanned))) * self.network_latency_seconds
@@ -210,7 +211,7 @@ class Node:
 
 
 def _groups(shape: Sequence[int], ranks: Sequence[int]) -> list[list[list[int]]]:
-    """Per axis, the groups of ranks that differ in their coordinate on that axis alone."""
+    """For each axis, the groups of ranks that differ only in their coordinate on that axis."""
     total, result = math.prod(shape), []
     stride = total
     for size in shape:

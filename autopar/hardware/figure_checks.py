@@ -1,6 +1,6 @@
-"""What figures of a device, a mesh axis and a node must be; an error names the figure, its value and what it may be.
+"""Checks of the figures of devices, mesh axes and nodes; an error names the figure, its value and what is allowed.
 
-Clusters are made in loops: where all is well, no text is made.
+Clusters are made in loops, so messages are formatted only for errors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _A_RATE = "a number, 1 or more"
 
 
 def check_rates(where: str, holder: object, names: Sequence[str], *, optional: bool = False) -> None:
-    """Rates, of one or more a second, and parts of rates, of more than 0. What has an infinite rate takes no time.
+    """Rates (fields `..._per_s`) must be at least 1, shares of rates more than 0. An infinite rate means no time.
 
-    `optional`: may be None as well, where another rate holds.
+    `optional`: None is allowed too; another rate then applies.
     """
     for name in names:
         value = getattr(holder, name)
@@ -28,7 +28,7 @@ def check_rates(where: str, holder: object, names: Sequence[str], *, optional: b
 
 
 def check_seconds(where: str, holder: object, names: Sequence[str], *, optional: bool = False) -> None:
-    """Finite numbers of 0 or more. `optional`: may be None as well, for what is not there."""
+    """Seconds must be finite and not negative. `optional`: None is allowed too, for something that does not exist."""
     for name in names:
         value = getattr(holder, name)
         if not (_is_number(value) and 0 <= value < math.inf) and not (optional and value is None):
@@ -36,7 +36,7 @@ def check_seconds(where: str, holder: object, names: Sequence[str], *, optional:
 
 
 def check_counts(where: str, holder: object, names: Sequence[str]) -> None:
-    """Whole numbers of 1 or more."""
+    """Counts must be ints of at least 1."""
     for name in names:
         value = getattr(holder, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -44,7 +44,7 @@ def check_counts(where: str, holder: object, names: Sequence[str]) -> None:
 
 
 def check_device(where: str, kind: Any, overlap: Any, flops_per_s: Any) -> None:
-    """What devices alone have. The rate of float32 holds for every dtype that has none of its own."""
+    """The fields of a Device alone. A dtype without a rate of its own has that of float32, which is required."""
     if kind not in DEVICE_KINDS:
         _refuse(where, "kind", kind, f"one of {', '.join(DEVICE_KINDS)}")
     if not (_is_number(overlap) and 0 <= overlap <= 1):
@@ -57,7 +57,7 @@ def check_device(where: str, kind: Any, overlap: Any, flops_per_s: Any) -> None:
 
 
 def check_spreads(where: str, spreads: Any) -> None:
-    """Parts by the name of what was measured."""
+    """Spreads must map the names of measurements to numbers of at least 0."""
     if not isinstance(spreads, Mapping):
         _refuse(where, "spreads", spreads, "numbers by the name of what was measured")
     for name, spread in spreads.items():
@@ -66,13 +66,13 @@ def check_spreads(where: str, spreads: Any) -> None:
 
 
 def check_text(where: str, name: str, value: Any) -> None:
-    """Text, which may be empty."""
+    """The value must be a str; it may be empty."""
     if not isinstance(value, str):
         _refuse(where, name, value, "text")
 
 
 def check_flag(where: str, name: str, value: Any) -> None:
-    """True or False."""
+    """The value must be a bool."""
     if not isinstance(value, bool):
         _refuse(where, name, value, "True or False")
 

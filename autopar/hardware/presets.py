@@ -1,8 +1,9 @@
-"""Devices, nodes and networks that are known by name, with the sources of their figures.
+"""Presets of devices, nodes and networks, with the sources of their figures.
 
-Peak rates are dense, without sparsity, and float32 without TF32, which torch leaves off. `efficiency` is what large
-half-precision products reach of the peak; of the memory's peak, pointwise kernels reach nine tenths where nothing else
-was measured. `memory_bytes` is what `torch.cuda.mem_get_info` calls total, less a CUDA context of about 0.5 GiB.
+Peak rates are those without sparsity, and of float32 without TF32, as torch's default. `efficiency`: the share of the
+peak that large half-precision products reach. Where nothing else was measured, pointwise kernels are taken to reach
+90 % of the peak memory bandwidth. `memory_bytes`: the total of `torch.cuda.mem_get_info`, less a CUDA context of about
+0.5 GiB.
 
 ==============  =====================================================================================================
 a100-40, -80    NVIDIA A100 datasheet (SXM): 312 TFLOP/s bf16, 19.5 fp32 and fp64; 1555 and 2039 GB/s; 108 SMs;
@@ -20,13 +21,14 @@ mi300x          AMD Instinct MI300X datasheet: 1307 TFLOP/s bf16, 163 fp32 and f
 v100-16, -32    NVIDIA V100 datasheet (SXM2): 125 TFLOP/s fp16, 15.7 fp32, 7.8 fp64, no bf16 units; 900 GB/s; 80 SMs;
                 NVLink 2, 150 GB/s one way; 16 GB as in AWS p3.16xlarge (25 Gb/s Ethernet), 32 GB as in DGX-1
                 (4 cards of 100 Gb/s)
-cpu             one core of a current x86 server to each process, all on one host, joined by gloo over the loopback: a
-                stand-in where nothing is measured (`autopar profile` knows better in a minute)
+cpu             one core of a current x86 server for each process, all on one host, with gloo over the loopback: a rough
+                substitute for a measurement (`autopar profile`)
 ==============  =====================================================================================================
 
-Inside a node an axis reaches 70 to 75 % of the links' one-way rate, as large all-reduces of nccl-tests do; over PCIe
-less. Between nodes 90 % of the cards' line rate. Latencies of hops are those of NCCL's simple protocol (the constants
-of its tuning.cc); the launch is that of small collectives in the one-node tables that Hetu-Galvatron publishes.
+Inside a node an axis reaches 70 to 75 % of the links' one-way rate, as large all-reduces of nccl-tests do; less over
+PCIe. Between nodes it reaches 90 % of the cards' line rate. Latencies of hops are those of NCCL's Simple protocol
+(constants of its tuning.cc). The launch time is that of small collectives in the one-node tables that Hetu-Galvatron
+publishes.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from autopar.hardware.devices import Device, Node
 
 GIB = 1024**3
 COLLECTIVE_PROCESSORS = 16
-"""How many of a GPU's processors a collective takes while it runs: NCCL's channels inside a node, a block each."""
+"""Processors of a GPU that a running collective occupies: one thread block for each of NCCL's channels in a node."""
 
 
 def gpu_overlap(processors: int) -> float:
-    """The part of its rate at which compute goes on beside a collective: the processors that are left to it.
+    """The share of its rate that compute keeps while a collective runs: the share of processors left to it.
 
     >>> round(gpu_overlap(108), 2)
     0.85
@@ -65,8 +67,9 @@ def _gpu(
     update: float | None = None,
     brain: float | None = None,
 ) -> Device:
-    """Rates in TFLOP/s; `brain` where bfloat16 differs from float16. `pointwise`, `update`: of the memory's peak, what
-    pointwise kernels and the optimizer reach (None: the same)."""
+    """A GPU with rates in TFLOP/s: `half`, `single` and `double`, and `brain` if bfloat16 differs from float16.
+    `pointwise`, `update`: the shares of peak memory bandwidth that pointwise kernels and the optimizer reach (`update`
+    None: that of pointwise kernels)."""
     tera = {"bfloat16": brain or half, "float16": half, "float32": single, "float64": double}
     return Device(
         name=name,
@@ -83,7 +86,7 @@ def _gpu(
 
 
 _A100 = _gpu("a100-80", 78.5, 312, 19.5, 19.5, 2039, 108, efficiency=0.8, attention=0.7)
-_HOPPER = {"efficiency": 0.7, "attention": 0.45, "pointwise": 0.68, "update": 0.76}
+_HOPPER = {"efficiency": 0.7, "attention": 0.45, "pointwise": 0.68, "update": 0.76}  # see h100-80 above
 _H100 = _gpu("h100-80", 78.5, 989, 67, 67, 3350, 132, **_HOPPER)
 
 NETWORKS: dict[str, tuple[float, float]] = {
@@ -98,12 +101,12 @@ NETWORKS: dict[str, tuple[float, float]] = {
     "ethernet25": (3.125e9, 4e-5),
     "ethernet10": (1.25e9, 4e-5),
 }
-"""Cards between nodes by name: line rate of one (bytes/s one way) and seconds of a hop. InfiniBand by its generation,
-RoCE with GPUDirect RDMA, Ethernet through TCP sockets; the numbers in names are Gb/s."""
+"""Network cards by name: line rate of one card (bytes/s, one way) and seconds of a hop. InfiniBand by generation, RoCE
+with GPUDirect RDMA, Ethernet through TCP sockets; numbers in names are Gb/s."""
 
 
 def network(text: str) -> tuple[float, float]:
-    """Bytes/s (one way, as reached) and seconds of a hop, of all cards of a node: "8xhdr", "4xroce100", "ethernet25".
+    """Effective bytes/s (one way) of all cards of a node, and seconds of a hop: "8xhdr", "4xroce100", "ethernet25".
 
     >>> network("8xhdr")
     (180000000000.0, 1e-05)
@@ -175,7 +178,7 @@ BY_DEVICE_NAME = {
     "V100-SXM2-16GB": "v100-16",
     "V100-SXM2-32GB": "v100-32",
 }
-"""What `torch.cuda.get_device_name` says of them holds one of these. (An H200 NVL or an A100 PCIe has other links.)"""
+"""Presets by a substring of `torch.cuda.get_device_name`. (An H200 NVL or an A100 PCIe has other links: no preset.)"""
 
 
 def preset_of_device_name(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Planned models in the training loops of other libraries; each module needs its library, which autopar does not.
+"""Planned models in the training loops of other libraries; each module imports its library, an optional dependency.
 
 `huggingface`: accelerate, and the Trainer of transformers.
 """

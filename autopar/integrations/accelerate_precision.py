@@ -1,7 +1,7 @@
 """`Accelerator(mixed_precision=...)` around planned models: precision is part of the plan, so the two must agree.
 
-accelerate puts autocast around a model that it prepares, and makes what it returns float32. A planned model it leaves
-as it is: calls run in the plan's dtypes, which autocast would change unseen. What they return is made float32 here.
+accelerate wraps a model's forward in autocast, and converts its outputs to float32. It does not wrap a planned model,
+whose calls run in the plan's dtypes; autocast would change these unnoticed. The outputs are converted to float32 here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_precision(model: nn.Module, name: str, said: str) -> None:
-    """Raise InputError where a loop is asked (`said`) for another precision than the plan's; it would not be used."""
+    """Raise InputError if the loop's precision `name` is not the plan's, since it would have no effect; `said` names
+    the loop's option in the message."""
     planned = dtype_named(plan_of(model).precision.get("compute"))
     used = {planned} if planned is not None else {p.dtype for p in model.parameters() if p.is_floating_point()}
     if name not in _DTYPES:
@@ -34,7 +35,7 @@ def check_precision(model: nn.Module, name: str, said: str) -> None:
 
 @functools.cache
 def let_accelerate_keep_precision() -> None:
-    """From now on accelerate refuses planned models of another precision than its own. Once a process."""
+    """Patch accelerate, once per process, to refuse planned models whose precision differs from its own."""
     owner: Any = Accelerator
     owner.prepare_model = _preparing(owner.prepare_model)
 

@@ -1,8 +1,8 @@
 """accelerate's own `save_state`, `load_state`, `save_model` and `get_state_dict` for planned models.
 
-accelerate takes what a model and an optimizer say of their state, and rank 0 writes it; of a planned model that is one
-rank's parts. Here tensors are made whole before they are handed over, one at a time, and kept on the CPU of rank 0: its
-files are those of one process. Models that are too large for that are saved with `autopar.save_checkpoint`.
+accelerate lets rank 0 write the state dicts of model and optimizer; for a planned model these hold only the shards of
+one rank. Here each tensor is gathered first, one at a time, and kept on the CPU of rank 0, so that the files are those
+of a single process. Use `autopar.save_checkpoint` for models that do not fit there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autopar.runtime.checkpoints.together import Together
 from autopar.runtime.ranks.meeting import meet
 from autopar.runtime.stored.model_class import ATTRIBUTE
 
-_RANDOM = "planned_random.bin"  # in the folder of a checkpoint: what random masks are drawn from
+_RANDOM = "planned_random.bin"  # file in a checkpoint's folder: the state of the generator of random masks
 
 
 def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -35,7 +35,7 @@ def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
     Devices hold one whole tensor at a time. Tied tensors stay tied.
     """
     whole: dict[int, torch.Tensor] = {}
-    state: OrderedDict[str, torch.Tensor] = OrderedDict()  # of other kinds accelerate does not look who is tied
+    state: OrderedDict[str, torch.Tensor] = OrderedDict()  # accelerate looks for tied tensors only in this type
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in whole:
             whole[id(tensor)] = _whole(tensor)
@@ -45,7 +45,7 @@ def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @functools.cache
 def let_accelerate_keep_states() -> None:
-    """From now on accelerate saves and loads planned models whole. Once a process."""
+    """Patch accelerate, once per process, to save and load planned models as whole tensors."""
     module: Any = accelerate.accelerator
     for owner, name, made in (
         (Accelerator, "get_state_dict", _getting),
@@ -91,7 +91,7 @@ def _writing(plain: Callable[..., Any]) -> Callable[..., Any]:
     def save_accelerator_state(
         output_dir: Any, model_states: list[Any], optimizers: list[Any], *args: Any, **kwargs: Any
     ) -> Any:
-        # all are whole before rank 0 writes the first: where it fails, no other rank is left in a gather
+        # gather everything before rank 0 writes: if writing fails, no other rank is left waiting in a gather
         return plain(output_dir, model_states, [_WholeOptimizer(one) for one in optimizers], *args, **kwargs)
 
     return save_accelerator_state
@@ -109,7 +109,7 @@ def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def load_state(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
-        seen: list[str] = []  # the folder, which accelerate may choose
+        seen: list[str] = []  # the folder that accelerate loads from, which it may choose itself
         handle = accelerator.register_load_state_pre_hook(lambda _, folder: seen.append(folder))
         try:
             result = plain(accelerator, *args, **kwargs)
@@ -130,28 +130,28 @@ def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _WholeOptimizer:
-    """What accelerate asks of an optimizer that it saves; every rank makes one alike."""
+    """The interface that accelerate needs to save an optimizer; gathers its state, so every rank must make one."""
 
     def __init__(self, optimizer: Any) -> None:
         self._state: dict[str, Any] = pytree.tree_map_only(DTensor, _whole, optimizer.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Of whole tensors on rank 0."""
+        """The state with whole tensors on rank 0, and empty ones elsewhere."""
         return self._state
 
 
 class _WholeModel:
-    """What accelerate, and safetensors for it, ask of a model that they load."""
+    """The interface through which accelerate and safetensors load a model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Nothing: which tensors are tied, `load_state_dict` sees."""
+        """Empty: it is asked only for tied tensors, which `load_state_dict` handles itself."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, **options: Any) -> Any:
-        """A file has one name of those that are tied; the others are not missing."""
+        """Load `state`; a file has one of the names of tied tensors, so the others are filled in from that."""
         tied: dict[int, list[str]] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             tied.setdefault(id(tensor), []).append(name)
@@ -173,6 +173,6 @@ def _writes() -> bool:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A whole tensor on the CPU of rank 0, an empty one elsewhere."""
+    """Gather a tensor: the whole tensor on the CPU of rank 0, an empty one on other ranks."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().cpu() if _writes() else torch.empty(0)

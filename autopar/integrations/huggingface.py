@@ -4,12 +4,12 @@ Plan with `inputs="local"`: these libraries give every process its own part of t
 parts together where the plan wants them, also where several processes work on the same rows. The batch of a step is the
 sum of the parts, as with data parallelism, and so are gradients: those of the mean over the whole batch.
 
-A planned model moves its gradients itself. What would be done to it a second time is kept off by two marks:
+A planned model reduces its gradients itself. Two marks on the model keep the libraries from doing so again:
 
-- accelerate wraps no model in DDP (nor moves it, nor puts autocast around it) that says it is prepared already: the
-  precision that it is asked for must be the plan's;
-- the Trainer multiplies the loss by the number of processes, for DDP to divide it, unless the model takes no loss
-  arguments; a planned model's loss is the global mean already.
+- accelerate does not wrap a model in DDP, move it or put autocast around it if the model is marked as prepared; the
+  precision that accelerate is asked for must then be the plan's;
+- the Trainer multiplies the loss by the number of processes, because DDP divides by it, unless the model is marked as
+  taking no loss arguments; a planned model's loss is the global mean already.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from autopar.runtime.stored.carried import plan_of, planned_of
 from autopar.runtime.stored.model_class import ATTRIBUTE
 from autopar.user_warnings import warn
 
-_PARTS, _SCHEDULER = "planned", "scheduler.pt"  # in the folder of a checkpoint
-ITEMS = "num_items_in_batch"  # what models of transformers divide the sum of their labels' losses by, where it is given
+_PARTS, _SCHEDULER = "planned", "scheduler.pt"  # in a checkpoint's folder: the shards, and the scheduler's state
+ITEMS = "num_items_in_batch"  # argument of transformers models: the divisor of the sum of the labels' losses
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -63,7 +63,7 @@ def adopt(model: Model) -> Model:
     let_accelerate_keep_states()
     let_accelerate_keep_precision()
     model._is_accelerate_prepared = True  # type: ignore[assignment]
-    for one in model.modules():  # of a model of peft the Trainer asks the one inside
+    for one in model.modules():  # for a peft model, the Trainer looks at the model inside
         if one is model or hasattr(one, "accepts_loss_kwargs") or isinstance(one, PreTrainedModel):
             one.accepts_loss_kwargs = False
     return model
@@ -127,7 +127,8 @@ class PlannedTrainer(Trainer):
         self.model_accepts_loss_kwargs = counted
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """The batches of a step, and how many labels they have; told once where the mean of their losses is another."""
+        """The batches of a step and their number of labels. Warns once if batches differ in the number of labels: the
+        mean of their losses is then not the mean over all labels."""
         batches, items = super().get_batch_samples(*args, **kwargs)
         if not self.model_accepts_loss_kwargs and not self._told and _unlike(batches):
             self._told = True
@@ -144,16 +145,17 @@ class PlannedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Of a model that was planned with a `loss_fn` of labels what it returns is the loss; what the loss is made of
-        is computed once more, where predictions or metrics want it."""
+        """If the model was planned with a `loss_fn`, it returns the loss alone; its outputs are computed by a second
+        call if predictions or metrics need them."""
         if not getattr(self.model, ATTRIBUTE).programs[0].traced.loss_names:
-            if self.model_accepts_loss_kwargs and num_items_in_batch is not None:  # the sum of all ranks over it
+            if self.model_accepts_loss_kwargs and num_items_in_batch is not None:  # the divisor of the loss
                 inputs = {**inputs, ITEMS: num_items_in_batch}
-            return super().compute_loss(model, inputs, return_outputs)  # which would multiply by the processes
+            # Without num_items_in_batch, for which the Trainer would multiply the loss by the number of processes.
+            return super().compute_loss(model, inputs, return_outputs)
         loss = model(**inputs)
         if not return_outputs:
             return loss
-        left_out = {*_loss_names(self.model), *self.label_names}  # forward may take labels, too
+        left_out = {*_loss_names(self.model), *self.label_names}  # labels too: forward might compute a loss from them
         outputs = model(**{n: v for n, v in inputs.items() if n not in left_out}) if self._wants_outputs else {}
         return loss, {"loss": loss, **_by_name(outputs)}
 
@@ -176,7 +178,7 @@ class PlannedTrainer(Trainer):
         return super().evaluation_loop(dataloader, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Every rank calls it, rank 0 writes, all wait for it: what reads the folder next may be any of them."""
+        """Called by every rank; rank 0 writes, and all wait for it, since any of them may read the folder next."""
         super().save_model(output_dir, _internal_call=_internal_call)
         if dist.is_initialized():
             dist.barrier()
@@ -229,14 +231,14 @@ class PlannedTrainer(Trainer):
 
 
 def _loss_names(model: nn.Module) -> tuple[str, ...]:
-    """What the `loss_fn` that a model was planned with takes beside what forward does."""
+    """The arguments of the `loss_fn` that the model was planned with, except those that forward also takes."""
     traced = getattr(model, ATTRIBUTE).programs[0].traced
     taken = inspect.signature(inspect.unwrap(type(model).forward)).parameters  # the user's own
     return tuple(name for name in traced.loss_names if name not in taken)
 
 
 def _counts_items(model: nn.Module) -> bool:
-    """Whether it was planned with `ITEMS`, which its loss must then read."""
+    """Whether the model was planned with `ITEMS`; InputError if its loss does not read that."""
     graph = getattr(model, ATTRIBUTE).programs[0].traced.graph
     found = [node for node in graph.nodes if node.op == "placeholder" and node.target == ITEMS]
     if found and not found[0].users:
@@ -248,22 +250,22 @@ def _counts_items(model: nn.Module) -> bool:
 
 
 def _unlike(batches: Sequence[Any]) -> bool:
-    """Whether they have unequally many labels."""
-    if len(batches) < 2:  # counting waits for the device
+    """Whether the batches differ in their numbers of labels."""
+    if len(batches) < 2:  # counting would synchronise with the device
         return False
     labels = [batch.get("labels") if isinstance(batch, Mapping) else None for batch in batches]
     return len({int(one.ne(-100).sum()) for one in labels if isinstance(one, torch.Tensor)}) > 1
 
 
 def _labels_of(model: nn.Module) -> list[str]:
-    """Those of them that the model was planned with."""
+    """The arguments of `_loss_names` that were among the plan's examples."""
     graph = getattr(model, ATTRIBUTE).programs[0].traced.graph
     given = {node.target for node in graph.nodes if node.op == "placeholder"}
     return [name for name in _loss_names(model) if name in given]
 
 
 def _by_name(outputs: Any) -> dict[str, Any]:
-    """What a model returns, as the Trainer tells it from the loss."""
+    """A model's outputs by name, without the loss, as the Trainer expects them."""
     if isinstance(outputs, Mapping):
         return {name: value for name, value in outputs.items() if name != "loss"}
     if isinstance(outputs, tuple | list):

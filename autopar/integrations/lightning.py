@@ -1,10 +1,10 @@
-"""PyTorch Lightning: a strategy that plans a submodule of the LightningModule, and lets the Trainer go on as it does.
+"""PyTorch Lightning: a strategy that plans a submodule of the LightningModule; the Trainer works as usual.
 
     trainer = Trainer(devices=2, strategy=PlannedStrategy(examples, memory_budget="70GiB"))
 
-Every process takes its own part of the batch, as under DDP: the Trainer's own samplers deal the data out, the plan puts
-the parts together where it wants them, and the loss of each process is that of the whole batch; what else the submodule
-returns has the process's rows. Clipping, accumulation, schedulers, callbacks and loggers stay Lightning's.
+Every process loads its own part of the batch with the Trainer's samplers, as under DDP; the plan combines the parts
+where it needs to. The loss is that of the whole batch on each process; other outputs of the submodule have the rows of
+the process. Clipping, accumulation, schedulers, callbacks and loggers are Lightning's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from autopar.runtime.stored.carried import planned_of
 from autopar.runtime.stored.model_class import ATTRIBUTE
 from autopar.runtime.weights.materialising import materialise
 
-_AVERAGING = tuple(
+_AVERAGING = tuple(  # callbacks that copy the module before it is planned, and are refused
     getattr(callbacks, name)
     for name in ("StochasticWeightAveraging", "WeightAveraging")
-    if hasattr(callbacks, name)  # older releases lack the second
+    if hasattr(callbacks, name)  # older releases lack WeightAveraging
 )
-_RANDOM = "autopar_random"  # key of a checkpoint
+_RANDOM = "autopar_random"  # key in a checkpoint: the state of the generator of random masks
 
 
 class PlannedStrategy(ModelParallelStrategy):
@@ -138,7 +138,7 @@ class PlannedStrategy(ModelParallelStrategy):
             materialise(module)
 
     def _refuse_others(self) -> None:
-        """Nobody would sum the gradients of what is trained beside the plan."""
+        """InputError if parameters outside the planned submodule are trained: their gradients would not be reduced."""
         assert self.lightning_module is not None
         own = {id(p) for p in self.planned.parameters()}
         others = [n for n, p in self.lightning_module.named_parameters() if id(p) not in own and p.requires_grad]
@@ -154,7 +154,7 @@ class PlannedStrategy(ModelParallelStrategy):
         with no_sync():
             yield
 
-    # -- checkpoints: Lightning's, with the counter that random masks are drawn from --------------------------------
+    # -- checkpoints: Lightning's, with the state of the generator of random masks ----------------------------------
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         random = planned_of(self.planned).random
@@ -163,7 +163,7 @@ class PlannedStrategy(ModelParallelStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Optimizers are loaded where training goes on; to test or validate after it, weights are all that is asked."""
+        """Load a checkpoint; optimizers only if training continues, as testing and validating need just weights."""
         assert self.lightning_module is not None
         held: Any = self
         optimizers = held.optimizers

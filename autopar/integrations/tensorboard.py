@@ -1,11 +1,11 @@
-"""TensorBoard: whatever scalars a loop has, written by rank 0, with what the plan predicts beside them.
+"""TensorBoard: rank 0 writes the scalars of a training loop, and the plan's predictions beside them.
 
     with TensorBoard("runs/first", model) as board:
         for step, batch in enumerate(loader):
             ...
             board.log(step, {"loss": loss, "step_seconds": seconds, "tokens_per_second": tokens / seconds})
 
-The tab "Custom scalars" holds measured and predicted step and peak in one picture each, "Text" the plan.
+The tab "Custom scalars" shows measured and predicted step time in one picture, peak memory in another; "Text" the plan.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autopar.errors import InputError
 from autopar.plans import Plan
 from autopar.runtime.stored.carried import plan_of
 
-_BESIDE = {"step": "step_seconds", "peak memory": "peak_bytes"}  # title of a picture: tag, and under predicted/ too
+_BESIDE = {"step": "step_seconds", "peak memory": "peak_bytes"}  # title of a picture: tag, shown with predicted/TAG
 
 
 class TensorBoard:
@@ -71,7 +71,7 @@ class TensorBoard:
 
 
 def predicted(plan: Plan) -> dict[str, float]:
-    """What the plan predicts, under the names of its figures."""
+    """The plan's predictions by their tags."""
     return {
         "predicted/step_seconds": plan.predicted.step_seconds,
         "predicted/peak_bytes": plan.predicted.peak_bytes,

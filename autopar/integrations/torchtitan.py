@@ -153,7 +153,7 @@ class Job:
 
 
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
-_DEBUG = {
+_DEBUG = {  # sizes of torchtitan's "debugmodel"
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 6,

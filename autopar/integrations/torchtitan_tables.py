@@ -1,4 +1,4 @@
-"""The tables of a torchtitan file: what is read of them, what must be off, and what only says how.
+"""The tables of a torchtitan file: options that are read, features that must be off, and options that are ignored.
 
 Names and defaults are those of torchtitan 0.2 (`torchtitan/config/job_config.py`), with the old names of two options.
 """
@@ -111,8 +111,8 @@ TABLES: dict[str, type] = {
     "checkpoint": CheckpointTable,
     "autopar": OwnTable,
 }
-_RENAMED = {"training.batch_size": "local_batch_size", "checkpoint.enable_checkpoint": "enable"}
-_OFF: dict[str, tuple[object, ...]] = {  # what autopar does not do, and the values that say so
+_RENAMED = {"training.batch_size": "local_batch_size", "checkpoint.enable_checkpoint": "enable"}  # old names
+_OFF: dict[str, tuple[object, ...]] = {  # features that autopar lacks, with the values that turn them off
     "profiling.enable_profiling": (False,),
     "profiling.enable_memory_snapshot": (False,),
     "metrics.enable_wandb": (False,),
@@ -140,7 +140,7 @@ _OFF: dict[str, tuple[object, ...]] = {  # what autopar does not do, and the val
     "memory_estimation.enabled": (False,),
     "experimental.*": ("",),
 }
-_HOW = (  # how torchtitan does what is off here, or what the plan decides
+_HOW = (  # ignored: details of features that are off here, or of what the plan decides
     "job.print_args",
     "job.use_for_integration_test",
     "profiling.*",
@@ -172,10 +172,10 @@ _HOW = (  # how torchtitan does what is off here, or what the plan decides
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The tables of the file, those that it leaves out with torchtitan's defaults.
+    """The tables of the file; options and tables that it lacks have torchtitan's defaults.
 
-    Raises InputError for a file that is none, options that nobody knows (all of them at once), values of another type,
-    and options that are on and have no meaning here.
+    Raises InputError for a file that is not TOML, for unknown options (naming all of them), for values of another type,
+    and for options that turn on a feature that autopar lacks.
     """
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -192,7 +192,7 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def _unknown(name: str, table: Mapping[str, Any]) -> list[str]:
-    """The table's options that are neither read nor known, with what they might be."""
+    """The table's unknown options, each with the known one that is probably meant."""
     own = [field.name for field in fields(TABLES[name])] if name in TABLES else []
     found = []
     for key in table:

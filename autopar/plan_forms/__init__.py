@@ -1,1 +1,1 @@
-"""A plan in other forms: as JSON, and as it is shown; what holds in every plan."""
+"""Plans as JSON, the methods that show a plan, and the consistency checks of loaded plans."""

@@ -1,5 +1,6 @@
-"""What holds in every plan, read from a file that somebody may have changed: layouts fit shapes, names and numbers what
-they speak of.
+"""Consistency checks of a plan that was read from a file, which somebody may have edited.
+
+Layouts must fit shapes and mesh, indices and names must refer to existing things, and figures must add up.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def damage(plan: Plan) -> str:
-    """The first thing that cannot be in a plan, and where; nothing where all is well."""
+    """Describe the first inconsistency in the plan; "" if there is none."""
     for check in (_mesh, _training, _nodes, _parameters, _segments, _buckets, _collectives, _figures):
         for found in check(plan):
             return found
@@ -30,7 +31,8 @@ def damage(plan: Plan) -> str:
 
 
 def check_given(plan: Plan, mesh_shape: tuple[int, ...], micro_batches: int, inputs: str, optimizer: str) -> None:
-    """Raise PlanMismatchError where a plan is for another mesh, or has other options of its own than are given."""
+    """Raise PlanMismatchError if the plan is for another mesh, or if an argument that is not the default differs from
+    the plan's own option."""
     if tuple(plan.mesh_shape) != mesh_shape:
         raise PlanMismatchError(
             f"the plan is for a mesh of {'x'.join(map(str, plan.mesh_shape))}, this one is "
@@ -47,7 +49,7 @@ def check_given(plan: Plan, mesh_shape: tuple[int, ...], micro_batches: int, inp
 
 
 def check_on_graph(plan: Plan, graph: fx.Graph) -> None:
-    """Raise PlanMismatchError where nodes of the plan are not those of the graph that it is one of."""
+    """Raise PlanMismatchError if the plan's nodes do not match those of the graph with the plan's fingerprint."""
     if found := _damage_on(plan, graph):
         raise PlanMismatchError(f"the plan is damaged ({found}): take it as it was saved, or plan again")
 
@@ -93,7 +95,7 @@ def _mesh(plan: Plan) -> Iterator[str]:
 
 
 def _cluster(plan: Plan) -> Iterator[str]:
-    if not plan.cluster:  # of a plan by hand: it runs, and has no prices
+    if not plan.cluster:  # a plan that was written by hand: it can run, but has no prices
         return
     try:
         cluster = Cluster.from_dict(plan.cluster)
@@ -215,7 +217,7 @@ def _negative(where: str, holder: object, names: Sequence[str]) -> Iterator[str]
 
 
 def _unfit(where: str, layout: Layout, mesh_shape: Sequence[int], shape: Sequence[int] | None) -> Iterator[str]:
-    """`shape`: None where it is not known."""
+    """Report a layout that does not fit the mesh or the tensor's `shape` (None: not known)."""
     if len(layout) != len(mesh_shape):
         yield f"{where} has layout {layout}, for {len(layout)} axes, and the mesh {len(mesh_shape)}"
     elif shape is not None and not layout.is_legal(shape, mesh_shape, ragged=True):

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON has them, and back: their annotations say what everything is."""
+"""Converts dataclasses to JSON values and back, as their annotations say."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from autopar.layout import Layout
 
-_FEW = 3  # missing fields that a message tells
-_NUMBERS: Mapping[type, Any] = {int: int, float: (int, float)}  # JSON writes 1.0 as 1 too
+_FEW = 3  # missing fields that an error message names
+_NUMBERS: Mapping[type, Any] = {int: int, float: (int, float)}  # JSON may hold 1 for the float 1.0
 
 
 def json_form(value: Any) -> Any:
-    """What `json.dumps` takes."""
+    """The value in types that `json.dumps` takes; a Layout becomes its text."""
     if isinstance(value, Layout):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -26,9 +26,9 @@ def json_form(value: Any) -> Any:
 
 
 def revived(kind: Any, value: Any, place: str = "") -> Any:
-    """A value of an annotation from its plain form; fields that a dataclass does not know are passed over.
+    """Convert a JSON value to the type `kind`, an annotation; unknown fields of dataclasses are ignored.
 
-    Raises ValueError for what is of another kind and for missing fields, LayoutError for what is no layout.
+    Raises ValueError for a value of another type and for missing fields, LayoutError for an invalid layout.
 
     >>> revived(tuple[int, ...], [1, 2]), str(revived(Layout, "S0,R"))
     ((1, 2), 'S0,R')

@@ -1,4 +1,4 @@
-"""What a plan tells of itself, forwarded to `autopar.report`: text, HTML, pictures, and itself in a notebook."""
+"""The methods of `Plan` that show it as text, HTML, pictures or in a notebook; `autopar.report` does the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Shown:
-    """The methods of `Plan` that show it; nothing else is one."""
+    """The base class of `Plan` with the methods that show it; no other class derives from it."""
 
     def explain(self) -> str:
         """The plan as text: layouts by layer, collectives, memory, recompute, certificate."""

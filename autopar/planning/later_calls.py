@@ -24,13 +24,14 @@ from autopar.tracing.leaves.loss_owners import modules_of
 def request_beside(plan: Plan, request: Request) -> Request:
     """The request for other kinds of calls than a given plan's.
 
-    It keeps the plan's leaves, which are part of its graph, and takes its budget unless another one is asked for.
+    It keeps the plan's leaves, which are part of its graph, and takes its other constraints and its budget, unless
+    others are asked for.
     """
     leaves, _ = split_requests(plan.constraints)
     asked = request.memory_budget_bytes
     return replace(
         request,
-        constraints=tuple(dict.fromkeys((*leaves, *request.constraints))),
+        constraints=tuple(dict.fromkeys((*leaves, *(request.constraints or plan.constraints)))),
         memory_budget_bytes=plan.memory_budget_bytes if asked is None else asked,
     )
 

@@ -29,6 +29,7 @@ from autopar.planning.mask_notes import mask_notes
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.python.collecting import collection_paused
+from autopar.python.hooks_of_loops import hooks_of_loops_off
 from autopar.sizes import parse_bytes
 from autopar.tracing import Traced, trace
 from autopar.tracing.leaves.tensors import show_leaf_tensors
@@ -142,6 +143,7 @@ def options_of(request: Request) -> dict[str, str]:
 
 
 @collection_paused()
+@hooks_of_loops_off()
 def trace_for(
     model: nn.Module,
     meta_args: Mapping[str, Any],
@@ -209,6 +211,7 @@ class Prepared:
     request: Request
     seconds: Mapping[str, float]
 
+    @hooks_of_loops_off()
     @collection_paused()
     def solve(
         self,
@@ -266,6 +269,7 @@ class Prepared:
 
 
 @collection_paused()
+@hooks_of_loops_off()
 def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch) -> Prepared:
     """Annotate a trace and list every node's strategies.
 

@@ -1,1 +1,1 @@
-"""Measuring the machine at hand: what a process computes, moves and sends, as a `Cluster`."""
+"""Measures this machine's compute, memory and collectives, as a `Cluster`."""

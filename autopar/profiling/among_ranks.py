@@ -1,4 +1,4 @@
-"""Figures of all ranks, where there are others."""
+"""Collects measurements of all ranks; without a process group, those of this process alone."""
 
 from __future__ import annotations
 

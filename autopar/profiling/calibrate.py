@@ -1,11 +1,11 @@
-"""Measuring the machine at hand: what a process computes, moves and sends, as a `Cluster`.
+"""Measures this machine's compute, memory and collectives, as a `Cluster`.
 
     autopar profile --mesh 2x2 --axis-names dp,tp --out cluster.json
 
-All processes measure at the same time, as they train at the same time: cores, memory and network are shared then too.
-Every figure is a mean of repeats, over all ranks; how far its repeats lie apart is kept beside it. On a machine that
-others keep busy repeats become fewer, and collectives of middle sizes are left out, once it takes twice the time given;
-the result says so.
+All processes measure at the same time, because in training, too, they share cores, memory and network. Every figure is
+a mean over repeats and ranks; the spread of the repeats is kept beside it. On a busy machine measuring may fall behind
+schedule by more than the time given; then repeats become fewer, collectives of medium sizes are skipped, and the result
+says so.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.ranks.leaving import leave_quietly
 
 Clock = Literal["wall", "cpu"]
-Work = tuple[Callable[[], Any], Callable[[], Any]]  # a product and pointwise ops
+Work = tuple[Callable[[], Any], Callable[[], Any]]  # a matrix product, and pointwise ops
 _SECONDS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-_LEAST, _LEAST_IN_HASTE = 5, 2  # repeats
-_STRETCH = 4  # collectives among work that are timed together, at most
-_ENDS = 2  # sizes of a collective, without which its latency and rate cannot be told apart
+_LEAST, _LEAST_IN_HASTE = 5, 2  # minimum number of repeats, on schedule and behind it
+_STRETCH = 4  # at most so many rounds of work and a collective are timed as one
+_ENDS = 2  # sizes of a collective (the extremes) that are always measured: a fit of latency and rate needs two
 
 
 def measure_host(
@@ -48,12 +48,12 @@ def measure_host(
     clock: Clock = "wall",
     progress: Callable[[str], None] | None = None,
 ) -> Cluster:
-    """The cluster that `mesh` is, measured within about `seconds`.
+    """Measure the cluster of `mesh` within about `seconds`.
 
     `mesh` defaults to all ranks of the process group on one axis, or to this process alone where there is none.
-    Every rank of the mesh must call it; every rank gets the same result: of each figure the mean over the ranks.
-    `clock` "cpu" counts the CPU seconds of a rank, all its threads together: for hosts whose cores others use too.
-    `progress` is told what comes next.
+    Every rank of the mesh must call it, and gets the same result: each figure is the mean over the ranks.
+    `clock`: "cpu" counts CPU seconds of a rank, summed over its threads, for hosts whose cores other programs use too.
+    `progress` is called with a text that says what is measured next.
     """
     if mesh is None and dist.is_initialized():
         mesh = init_device_mesh("cuda" if dist.get_backend() == "nccl" else "cpu", (dist.get_world_size(),))
@@ -70,13 +70,13 @@ class _Measuring:
         self.mesh, self.kind, self.progress = mesh, kind, progress
         self.clock = _SECONDS[clock]
         self.spreads: dict[str, float] = {}
-        self.stores = kind == "cpu" and mesh is not None  # what plans store is measured
+        self.stores = kind == "cpu" and mesh is not None  # whether to measure the overhead per stored parameter
         self.busy_axes = 0 if mesh is None else sum(size > 1 for size in mesh.shape)
         self.steps = len(probes.DTYPES[kind]) + 4 + 2 * self.stores + self.busy_axes
         self.links = 0.0 if mesh is None or mesh.size() == 1 else seconds / 2
         self.share = (seconds - self.links) / self.steps
         self.told = 0
-        self.begun, self.due = time.perf_counter(), seconds  # when what was measured so far is late
+        self.begun, self.due = time.perf_counter(), seconds  # `due`: the schedule so far, and `seconds` of delay
         self.hasty = False
 
     def cluster(self) -> Cluster:
@@ -90,7 +90,7 @@ class _Measuring:
         return Cluster(device, axes, source, self.spreads)
 
     def _device(self) -> Device:
-        """This process's device, measured while the other ranks measure theirs."""
+        """Measure this process's device, while the other ranks measure theirs."""
         kind = self.kind
         together()
         rates = {}
@@ -109,7 +109,7 @@ class _Measuring:
             memory_bytes=int(memory),
             flops_per_s=rates,
             bytes_per_s=pointwise,
-            efficiency=1.0,  # the rates are what was reached
+            efficiency=1.0,  # the rates are measured, not peak
             launch_seconds=1 / launches,
             overlap=gpu_overlap(processors) if kind == "cuda" else 0.0,
             processors=processors,
@@ -119,12 +119,12 @@ class _Measuring:
         )
 
     def _parameter_seconds(self, mesh: DeviceMesh) -> float:
-        """What a parameter takes more as a DTensor that a plan stores than as a plain one."""
+        """The overhead in seconds of a parameter that a plan stores as DTensor, compared with a plain parameter."""
         stored, plain = probes.parameters(mesh)
         return max(0.0, 1 / self._rate(stored) - 1 / self._rate(plain))
 
     def _product(self, dtype: torch.dtype) -> Probe:
-        """The largest square product of which ten fit the time."""
+        """The largest square product that fits the time 16 times, as estimated from the one of half its size."""
         chosen, *larger = probes.products(self.kind, dtype)
         for probe in larger:
             chosen.run()
@@ -134,14 +134,14 @@ class _Measuring:
         return chosen
 
     def _rate(self, probe: Probe) -> float:
-        """What one device does a second, the same on every rank."""
+        """The amount of a probe's work that one device does per second; the same figure on every rank."""
         self._tell(probe.name)
         probe.run()
         count = self._repeats(self._timed(probe.run), self.share, 1000)
         return probe.amount / self._kept(probe.name, [max(self._timed(probe.run), 1e-9) for _ in range(count)])
 
     def _axes(self, mesh: DeviceMesh, device: Device) -> tuple[Axis, ...]:
-        """Every axis, fitted to its collectives; all groups of an axis communicate at once."""
+        """Fit each axis to its measured collectives, during which all groups of the axis communicate at once."""
         local = LocalMesh.of(mesh)
         names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
         axes = []
@@ -164,12 +164,12 @@ class _Measuring:
         return tuple(axes)
 
     def _within_work(self, calls: Sequence[Callable[[], Any]], between: Work, seconds: float) -> list[list[float]]:
-        """What stretches of work take longer with a collective behind each two pieces of it, by collective.
+        """Times of each collective in `calls`: by how much a round of work takes longer if the collective follows it.
 
-        On cores that gloo's threads share with the ranks' own, the work loses what the collectives take from caches
-        and cores, and ranks arrive when they do: collectives take more than by themselves, small ones above all.
-        Ranks that have just met do the same at the same time, and share the memory's bandwidth in pointwise ops; those
-        that do not meet drift apart. So without collectives every other rank begins with the other half of the work.
+        gloo's threads share cores and caches with the ranks' own, so a collective also slows the work down, and it
+        waits for the last rank: it costs more than by itself, above all if it is small. After a collective, all ranks
+        do the same kind of work at once, and share memory bandwidth in pointwise ops; ranks that never synchronise
+        drift apart. To model that, in the runs without collectives every other rank starts with the other kind of work.
         """
         assert self.mesh is not None
         drifted = between[::-1] if sum(self.mesh.get_coordinate() or ()) % 2 else between
@@ -198,14 +198,14 @@ class _Measuring:
         return times
 
     def _apart(self, calls: Sequence[Callable[[], Any]], between: Work, seconds: float) -> list[list[float]]:
-        """Times of collectives that a device runs beside no work, each by itself."""
+        """Times of collectives on a device whose compute they do not slow down: each is timed by itself."""
         return [self._together_timed(run, between, seconds / len(calls)) for run in calls]
 
     def _together_timed(self, run: Callable[[], Any], between: Work, seconds: float) -> list[float]:
-        """Times of a collective; every rank makes as many calls as the slowest has time for.
+        """Times of a collective; every rank makes as many calls as the slowest rank has time for.
 
-        Before each, work and a barrier, untimed: in a step, too, ranks compute and meet. Called in a row, small
-        ones would find their threads awake and caches full of them, at less than half the time.
+        Untimed work and a barrier precede each call, as a step, too, computes between collectives. Called in a row,
+        small collectives would take less than half the time, with threads awake and data in caches.
         """
         run()
         begin = time.perf_counter()
@@ -218,13 +218,13 @@ class _Measuring:
         return times
 
     def _repeats(self, once: float, seconds: float, most: int) -> int:
-        """How many calls of `once` seconds are made, on every rank: as many as fit, and a few at least."""
+        """The number of calls of `once` seconds that every rank makes: as many as fit, within a minimum and `most`."""
         self.due += seconds
         least = _LEAST_IN_HASTE if self._is_late() else _LEAST
         return max(least, min(most, int(seconds / max(*gathered(once), 1e-7))))
 
     def _is_late(self) -> bool:
-        """Whether some rank is behind; the result is told that it was."""
+        """Whether any rank is behind schedule; if so, the result's `source` says that the machine was busy."""
         late = any(gathered(time.perf_counter() - self.begun > self.due))
         self.hasty |= late
         return late
@@ -235,9 +235,9 @@ class _Measuring:
         together()
 
     def _kept(self, name: str, values: Sequence[float]) -> float:
-        """The mean, over ranks too; beside it the spread: half the distance of the quartiles, as a part of the mean.
+        """The mean over values and ranks; records the spread, half the interquartile range relative to the mean.
 
-        A step is a sum of such calls. The slowest tenth is left out: what stopped a process then is none of its work.
+        A step is a sum of such calls, hence the mean. It leaves out the slowest tenth, which something else held up.
         """
         low, _, high = statistics.quantiles(values, n=4)
         usual = sorted(values)[: max(1, len(values) - len(values) // 10)]
@@ -246,7 +246,7 @@ class _Measuring:
         return mean
 
     def _timed(self, run: Callable[[], Any]) -> float:
-        """Seconds of one call, to the end of what it put on the device."""
+        """Seconds of one call, until the device has finished the kernels that it launched."""
         if self.kind == "cuda":
             torch.cuda.synchronize()
         begin = self.clock()
@@ -261,8 +261,8 @@ class _Measuring:
 
 
 def _memory_bytes(kind: str) -> int:
-    """What one process may hold: what is free on its GPU, beside the context that CUDA has there by now, and what it
-    has already; or its share of the host's memory (of the container's, where smaller)."""
+    """Bytes that one process may allocate: on a GPU, free memory (without the CUDA context, which exists by now) and
+    what torch has reserved; on a CPU, its share of the memory of the host, or of the container if that is less."""
     if kind == "cuda":
         return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -279,9 +279,9 @@ def measure_as_rank(
     seconds: float,
     progress: Callable[[str], None] | None = None,
 ) -> Cluster:
-    """What every process under torchrun calls: joins the others, measures the mesh and leaves.
+    """Called by every process under torchrun: starts the process group, measures the mesh, ends the process group.
 
-    InputError (on every rank) where the mesh is not one of all processes.
+    Raises InputError (on every rank) if the mesh does not have as many ranks as there are processes.
     """
     leave_quietly()
     kind = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,6 +1,6 @@
-"""What `autopar profile` times on a device: the kinds of work that a training step is made of, each with its amount.
+"""The work that `autopar profile` times on a device: the kinds of work of a training step, each with its amount.
 
-Amounts are those of the cost model (`autopar.cost`), so that the rate that comes out is the one that it divides by.
+The cost model (`autopar.cost`) counts the amounts, so that the measured rates are those by which it divides.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ DTYPES = {
     "cpu": (torch.float32, torch.float64, torch.bfloat16),
     "cuda": (torch.bfloat16, torch.float16, torch.float32, torch.float64),
 }
-_LARGEST_PRODUCT = {"cpu": 1024, "cuda": 8192}
-_ACTIVATION = {"cpu": (512, 512), "cuda": (8192, 4096)}
-_HIDDEN_ELEMENTS = {"cpu": 3 << 18, "cuda": 1 << 25}
+_LARGEST_PRODUCT = {"cpu": 1024, "cuda": 8192}  # rows and columns of a square product, at most
+_ACTIVATION = {"cpu": (512, 512), "cuda": (8192, 4096)}  # shape of the tensors of pointwise ops
+_HIDDEN_ELEMENTS = {"cpu": 3 << 18, "cuda": 1 << 25}  # of the pointwise ops between two collectives
 _ATTENTION = {"cpu": (2, 4, 256, 64), "cuda": (4, 16, 2048, 128)}  # batch, heads, sequence, head dim
-_UPDATED_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}
-_COLD_BYTES = 64 << 20
-_COLLECTIVE_BYTES = {
+_UPDATED_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}  # of the parameter in an optimizer step
+_COLD_BYTES = 64 << 20  # operands through which a probe cycles, so that a cache does not hold the next ones
+_COLLECTIVE_BYTES = {  # of the whole tensor
     "cpu": (4 << 10, 32 << 20, 1 << 20, 64 << 10, 8 << 20),
     "cuda": (64 << 10, 128 << 20, 1 << 20, 16 << 20),
-}  # the two ends first: what comes after them is left out where time is short
+}  # the smallest and the largest first: the sizes after them are skipped if time is short
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A call to time, and how much it does: FLOPs of a full device, bytes, or kernels."""
+    """A call to time, and the amount of its work: FLOPs (`busy_flops`), bytes, kernels or parameters."""
 
     name: str
     amount: float
@@ -55,7 +55,7 @@ def processors(kind: str) -> int:
 
 
 def product(kind: str, dtype: torch.dtype, size: int) -> Probe:
-    """A square product, of other operands each time; FLOPs."""
+    """A square matrix product, with other operands in each call; its amount is in FLOPs."""
     count = max(2, min(64, _COLD_BYTES // (2 * size * size * dtype.itemsize)))
     pairs = [[torch.randn(size, size, dtype=dtype, device=kind) for _ in range(2)] for _ in range(count)]
     amount = busy_flops(kind, processors(kind), 1, size, size, size)
@@ -63,19 +63,19 @@ def product(kind: str, dtype: torch.dtype, size: int) -> Probe:
 
 
 def _in_turn(call: Callable[..., Any], arguments: Sequence[Sequence[torch.Tensor]]) -> Callable[[], Any]:
-    """A call that takes the next arguments each time: a step, too, comes to tensors that no cache holds any more."""
+    """A call that cycles through `arguments`, so that they are not in a cache, as most tensors in a step are not."""
     following = itertools.cycle(arguments)
     return lambda: call(*next(following))
 
 
 def products(kind: str, dtype: torch.dtype) -> list[Probe]:
-    """Square products from small to large."""
+    """Probes of square products, from small to large."""
     sizes = [size for size in (128, 256, 512, 1024, 2048, 4096, 8192) if size <= _LARGEST_PRODUCT[kind]]
     return [product(kind, dtype, size) for size in sizes]
 
 
 def attention(kind: str) -> Probe:
-    """Fused causal attention with its backward; FLOPs, as `cost.ops.kernels` has them."""
+    """Fused causal attention, forward and backward; its amount is in FLOPs, as `cost.ops.kernels` counts them."""
     batch, heads, sequence, width = _ATTENTION[kind]
     dtype = torch.bfloat16 if kind == "cuda" else torch.float32
     q, k, v = (
@@ -90,7 +90,7 @@ def attention(kind: str) -> Probe:
 
 
 def pointwise(kind: str) -> Probe:
-    """Pointwise ops, norms and a softmax as in a transformer's block, with their backward; bytes."""
+    """Pointwise ops, norms and a softmax as in a transformer block, forward and backward; its amount is in bytes."""
     dtype = torch.bfloat16 if kind == "cuda" else torch.float32
     shape = _ACTIVATION[kind]
 
@@ -114,7 +114,7 @@ def pointwise(kind: str) -> Probe:
 
 
 def launch(kind: str) -> Probe:
-    """Forward and backward of a block too small to compute anything, its views among the ops; kernels."""
+    """Forward and backward of a block, including its views, so small that launches take all the time; in kernels."""
 
     def block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         y = x
@@ -138,7 +138,7 @@ def launch(kind: str) -> Probe:
 
 
 def update(kind: str) -> Probe:
-    """A fused step of AdamW; bytes: every tensor twice, the gradient once."""
+    """A fused step of AdamW; in bytes: parameter and two moments are read and written, the gradient is read."""
     parameter = torch.nn.Parameter(torch.ones(_UPDATED_ELEMENTS[kind], device=kind))
     parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.AdamW([parameter], fused=True)
@@ -146,7 +146,7 @@ def update(kind: str) -> Probe:
 
 
 def parameters(mesh: DeviceMesh) -> tuple[Probe, Probe]:
-    """Parameters read and given their gradients: as the runtime holds them, and plain ones; parameters."""
+    """Reading parameters and accumulating their gradients: stored as the runtime does, and plain; in parameters."""
     count = 16
     plain = [torch.nn.Parameter(torch.ones(4, device=mesh.device_type)) for _ in range(count)]
     whole = [Replicate()] * mesh.ndim
@@ -163,7 +163,7 @@ def parameters(mesh: DeviceMesh) -> tuple[Probe, Probe]:
 
 
 def between(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """What stands for the ops between two collectives: a product, and pointwise ops, on what no cache holds."""
+    """Work in place of the ops between two collectives: a product, and pointwise ops on tensors not in a cache."""
     elements = _HIDDEN_ELEMENTS[kind]
     activations = [[torch.randn(elements, device=kind)] for _ in range(max(2, _COLD_BYTES // (4 * elements)))]
     pointwise = _in_turn(lambda x: F.gelu(x, approximate="tanh") * torch.tanh(x), activations)
@@ -171,9 +171,9 @@ def between(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 
 def collectives(kind: str, size: int, group: str) -> list[list[tuple[str, int, Callable[[], Any]]]]:
-    """The runtime's collectives over one axis, those of one size together: kind, bytes that a rank hands in, the call.
+    """The runtime's collectives over one axis, as lists of equal size: (kind, input bytes of a rank, call).
 
-    Tensors are cut on a dim that is not their first, so that pieces are copied together before or after.
+    Tensors are sharded on a dim other than the first, so that the calls include the copies that split or join pieces.
     """
     calls: list[list[tuple[str, int, Callable[[], Any]]]] = []
     for total in _COLLECTIVE_BYTES[kind]:

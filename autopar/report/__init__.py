@@ -1,1 +1,1 @@
-"""A plan told to people: text now."""
+"""Reports of a plan: text, HTML and pictures."""

@@ -1,4 +1,4 @@
-"""One colour for each kind of bytes and part of a step, the same in every picture; never the only sign of it."""
+"""One colour for each kind of bytes and part of a step, the same in every picture; a label always stands beside it."""
 
 COLOURS = {
     "parameters": "#4e79a7",

@@ -1,4 +1,4 @@
-"""The figures of a plan as every report tells them: sums over collectives, memory, recompute and seconds."""
+"""The figures that all reports of a plan share: sums over collectives, memory, recompute and seconds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from autopar.sizes import show_bytes
 
 @dataclass(frozen=True)
 class CollectiveSum:
-    """The collectives of one kind, phase and axis; `bytes` are those that one device hands in in a step.
+    """All collectives of one kind, phase and axis in a step; `bytes`: the sum of their inputs on one device.
 
-    `causes`: what the bytes are moved for, largest first, all parameters together.
+    `causes`: (cause, bytes) pairs, largest first; the collectives of all parameters are one cause.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class CollectiveSum:
 
 
 def collective_sums(plan: Plan) -> list[CollectiveSum]:
-    """By kind, phase and axis, the longest first."""
+    """The plan's collectives grouped by kind, phase and axis; the group with the most seconds first."""
     groups: defaultdict[tuple[str, str, str], list[Any]] = defaultdict(list)
     for c in plan.collectives:
         groups[c.kind, c.phase, plan.axis_names[c.axis]].append(c)
@@ -49,7 +49,7 @@ def collective_sums(plan: Plan) -> list[CollectiveSum]:
 
 
 def step_parts(predicted: Prediction) -> dict[str, float]:
-    """Seconds of a step by what they are spent on; "hidden" is negative: what runs behind something else."""
+    """Seconds of a step by part. "hidden", a negative number, is communication that overlaps with compute."""
     parts = {
         "compute": predicted.compute_seconds,
         "recompute": predicted.recompute_seconds,
@@ -63,10 +63,10 @@ def step_parts(predicted: Prediction) -> dict[str, float]:
 
 
 def busy_parts(predicted: Prediction, replayed_seconds: float = 0.0) -> dict[str, float]:
-    """Seconds of a step by what is then being done, which add up to the step: nothing that is hidden.
+    """Seconds of a step by part without hidden communication, so that no part is negative and all add up to the step.
 
-    `replayed_seconds` of recompute are collectives; where that is not known, what hides takes from recompute what
-    communication does not have.
+    `replayed_seconds`: the seconds of recompute that are collectives; they count as communication. If that is not
+    given, and more is hidden than communication takes, the rest is subtracted from recompute.
     """
     parts = step_parts(predicted)
     hidden = max(-parts.pop("hidden", 0.0), 0.0)
@@ -79,24 +79,24 @@ def busy_parts(predicted: Prediction, replayed_seconds: float = 0.0) -> dict[str
 
 
 def replayed_seconds(plan: Plan) -> float:
-    """Of the seconds of recompute, those of collectives."""
+    """The part of the seconds of recompute that is collectives."""
     return min(sum(c.seconds for c in plan.collectives if c.phase == "replay"), plan.predicted.recompute_seconds)
 
 
 def replay_text(plan: Plan) -> str:
-    """How much is recomputed and what that takes, in words."""
+    """How many ops are recomputed, and how long that takes, in words."""
     return f"{recomputed_ops(plan):,} of {len(plan.nodes):,} ops run again: {replay_cost(plan)}"
 
 
 def replay_cost(plan: Plan) -> str:
-    """What recompute takes of a step, in words."""
+    """The seconds of a step that recompute takes, in words."""
     collectives = replayed_seconds(plan)
     own = show_seconds(plan.predicted.recompute_seconds - collectives)
     return f"{own} a step{f', plus {show_seconds(collectives)} of repeated collectives' if collectives else ''}"
 
 
 def limit_bytes(plan: Plan) -> int | None:
-    """What the peak is held to: the budget, else what a plan may take of a device."""
+    """The limit for the peak: the plan's budget, else the usable memory of its device; None if neither is known."""
     device = plan.cluster.get("device", {})
     if plan.memory_budget_bytes or not device.get("memory_bytes"):
         return plan.memory_budget_bytes
@@ -108,7 +108,7 @@ def peak_moment(plan: Plan) -> Moment | None:
 
 
 def recomputed_names(segments: Sequence[Segment]) -> list[tuple[str, int]]:
-    """Recomputed segments with numbered siblings as one: ("transformer.h.{0-5}", 6)."""
+    """Names of recomputed segments, and how many; numbered siblings are merged: ("transformer.h.{0-5}", 6)."""
     numbered: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     found: list[tuple[str, int]] = []
     for segment in segments:
@@ -128,7 +128,7 @@ def recomputed_ops(plan: Plan) -> int:
 
 
 def all_notes(plan: Plan) -> tuple[str, ...]:
-    """The planner's notes, those on the device, and one for each mesh axis over which nothing is split."""
+    """The planner's notes, those about the device, and one for each mesh axis over which nothing is sharded."""
     idle = (
         f"nothing is split over {name}: its {size} devices all do the same work. A split would take longer than it "
         f"saves, or the dims that could be split, such as the batch, do not divide by {size}"
@@ -139,7 +139,7 @@ def all_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def device_notes(plan: Plan) -> tuple[str, ...]:
-    """Where a budget is more than the device has, and the peak too; where its compute dtype is a slow one."""
+    """Notes if the peak exceeds the device's memory (the budget allowed it), or if its compute dtype is slow."""
     device, notes = plan.cluster.get("device", {}), []
     name, has, peak = device.get("name", ""), device.get("memory_bytes"), plan.predicted.peak_bytes
     if has is not None and peak > has:
@@ -164,13 +164,13 @@ def _is_idle(plan: Plan, axis: int) -> bool:
 
 
 def flops_per_device_second(plan: Plan) -> float:
-    """Model FLOPs that one device does in a second of the step; 0 where nothing is known."""
+    """Model FLOPs per device and second of the step; 0 if the plan has no step time."""
     p = plan.predicted
     return p.flops / math.prod(plan.mesh_shape) / p.step_seconds if p.step_seconds else 0.0
 
 
 def summary(plan: Plan) -> dict[str, Any]:
-    """What `explain` tells, in plain values: seconds, bytes and counts of one device and one step."""
+    """The figures of `explain` as JSON values: seconds, bytes and counts of one device and one step."""
     predicted, peak = plan.predicted, peak_moment(plan)
     return {
         "mesh": dict(zip(plan.axis_names, plan.mesh_shape, strict=True)),
@@ -205,7 +205,7 @@ def summary(plan: Plan) -> dict[str, Any]:
 
 
 def alternative_figures(alternative: Alternative) -> dict[str, Any]:
-    """A preset's figures; None where it has no plan."""
+    """The figures of an alternative; None for those that it lacks because it has no plan."""
     p = alternative.predicted
     return {
         "name": alternative.name,

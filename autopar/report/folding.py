@@ -1,4 +1,4 @@
-"""Repeated blocks of a model told once: rows by module path become an indented tree with equal siblings folded."""
+"""Turns rows with module paths into an indented tree in which equal numbered siblings are one line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Row = TypeVar("Row", bound=Hashable)
 
 @dataclass(frozen=True)
 class Line(Generic[Row]):
-    """One line of the tree: a module, a row in it, or both where the module holds but this row.
+    """One line of the tree: a module, a row in it, or both if the row is all that the module contains.
 
-    `label` is "" for a row inside a module with more; `row` is None for such a module. `repeats` counts the blocks
-    that the line stands for.
+    `label`: the module, "" for a row on a line of its own. `row`: None for a module on a line of its own. `repeats`:
+    the number of equal blocks that the line stands for.
     """
 
     depth: int
@@ -25,7 +25,7 @@ class Line(Generic[Row]):
 
 @dataclass
 class _Module(Generic[Row]):
-    """What one module holds, in order of first use: rows, and names of the modules inside."""
+    """The contents of one module in order of first use: rows, and names of submodules."""
 
     entries: list[Row | str] = field(default_factory=list)
     is_row: list[bool] = field(default_factory=list)
@@ -41,9 +41,9 @@ class _Module(Generic[Row]):
 def fold(
     rows: Iterable[tuple[str, Row]], join: Callable[[Row, Row], Row | None] = lambda a, b: None
 ) -> list[Line[Row]]:
-    """The tree of rows given as (dotted module path, row); numbered siblings with equal insides are one.
+    """The tree of `rows`, pairs (dotted module path, row); adjacent numbered siblings with equal contents fold.
 
-    `join` makes one row of two neighbours in a module, or None to keep both.
+    `join` merges two neighbouring rows of a module into one, or returns None to keep both.
 
     >>> rows = [("wte", "embedding")] + [(f"h.{i}.mlp", "linear") for i in range(12)]
     >>> for line in fold(rows):
@@ -82,7 +82,7 @@ def _lines(module: _Module[Row], depth: int, repeats: int) -> list[Line[Row]]:
         position += len(names)
         label, times = ranges(list(map(int, names))) if len(names) > 1 else str(entry), len(names)
         below = _lines(module.inside[names[0]], depth + 1, repeats * times)
-        if all(line.depth > depth + 1 for line in below[1:]):  # it holds but one thing: both on one line
+        if all(line.depth > depth + 1 for line in below[1:]):  # the module contains one thing: both on one line
             full = f"{label}.{below[0].label}" if below[0].label else label
             lines.append(Line(depth, full, below[0].row, below[0].repeats))
             lines += [Line(line.depth - 1, line.label, line.row, line.repeats) for line in below[1:]]
@@ -93,7 +93,7 @@ def _lines(module: _Module[Row], depth: int, repeats: int) -> list[Line[Row]]:
 
 
 def _run(module: _Module[Row], position: int) -> list[str]:
-    """The longest run of numbered siblings from `position` on whose insides are equal."""
+    """The longest run of numbered siblings, starting at `position`, with equal contents."""
     names = [str(module.entries[position])]
     if not names[0].isdigit():
         return names

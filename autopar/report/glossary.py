@@ -1,4 +1,4 @@
-"""What the words of a report mean, each with its unit: told where the figure stands."""
+"""Definitions of the terms of a report, with their units; the HTML report shows them beside the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated step as lanes to draw: one a stream, coloured by what runs."""
+"""The simulated step as lanes to draw: one for each stream, coloured by what runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autopar.report.glossary import STEP
 
 @dataclass(frozen=True)
 class Lane:
-    """What one stream runs in a step of `step_seconds`; the step is of all lanes together."""
+    """The spans of one stream; `step_seconds` is the length of the step, equal for all lanes."""
 
     stream: str
     spans: tuple[Span, ...]
@@ -31,13 +31,13 @@ class Lane:
 
 
 def lanes(plan: Plan) -> list[Lane]:
-    """Those of a plan that `compare` made, compute first; none for any other."""
+    """The lanes of a plan, compute first; empty unless `compare` made the plan."""
     end = max((span.start_seconds + span.seconds for span in plan.streams), default=0.0)
     names = dict.fromkeys(span.stream for span in plan.streams)
     return [Lane(name, tuple(s for s in plan.streams if s.stream == name), end) for name in names]
 
 
 def kinds(found: list[Lane]) -> list[str]:
-    """What runs on any of them, in the order of the report."""
+    """The kinds of work on any of the lanes, in the order of the report."""
     present = {span.kind for lane in found for span in lane.spans}
     return [kind for kind in STEP if kind in present]

@@ -1,4 +1,4 @@
-"""How results and parameters lie, by layer: the rows that the text and the HTML report fold into one tree."""
+"""Layouts of op results and of parameters by layer: the rows of the trees in the text and HTML reports."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MEANING = {
     "@": "Sd@n sharded on dim d within each of n outer parts",
     "P": "P partial sum, not yet reduced",
 }
-# Ops that only look at a tensor in another way: their layouts follow from their input's.
+# Ops that only view or copy a tensor: their results' layouts follow from their input's, so reports leave them out.
 _VIEWS = {
     *("getitem", "view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as"),
     *("transpose", "t", "permute", "movedim", "swapaxes", "split", "chunk", "narrow", "select"),
     *("contiguous", "clone", "detach", "to", "size"),
 }
-# The words of factors, for the ops whose rules name them so; the letters of other rules only count dims.
+# Words for the factors (indices) of sharding rules by op; in the rules of other ops the letters have no meaning.
 _PRODUCT = {"m": "rows", "k": "summed dim", "n": "columns", "b": "batch"}
 _CONVOLUTION = {"b": "batch", "i": "input channels", "o": "output channels", "g": "groups"}
 _NORM = {"b": "batch", "c": "channels"}
@@ -40,12 +40,12 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Ops:
-    """Neighbouring ops of a module whose results lie alike; `shape` and `factors` are the last one's."""
+    """Consecutive ops of a module whose results have equal layouts; `shape` and `factors` are those of the last op."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
     layout: Layout
-    factors: tuple[str, ...]  # words, "" where the rule has none
+    factors: tuple[str, ...]  # one word per mesh axis; "" if the axis splits nothing that has a word
 
     def join(self, after: Ops) -> Ops | None:
         if self.layout != after.layout or len(self.shape) != len(after.shape):
@@ -100,7 +100,7 @@ def _stored(parameter: ParameterPlan, moved: dict[str, list[str]]) -> Stored:
 
 
 def labelled(label: str, names: Sequence[str]) -> str:
-    """A module and its ops, the middle of a long list left out."""
+    """The text of a module and its ops; of more than four, those in the middle are left out."""
     text = ", ".join(names) if len(names) <= 4 else ", ".join([*names[:2], f"… {len(names) - 3} more …", names[-1]])
     return f"{label} · {text}" if label else f"· {text}"
 

@@ -1,4 +1,4 @@
-"""A plan as one HTML file that opens offline. The template says how it looks, this what stands in it."""
+"""A plan as one HTML file that opens offline: this module computes the contents, the templates the looks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from autopar.report.tables import show_amount, show_seconds, show_share
 from autopar.report.timeline import curve, timeline
 from autopar.sizes import show_bytes, show_bytes_up
 
-_UNFOLDED_LINES = 80  # a tree of fewer lines is shown unfolded
-_SEGMENTS = 4  # kinds of recomputed parts that are named in an answer
+_UNFOLDED_LINES = 80  # a tree of fewer lines starts unfolded
+_SEGMENTS = 4  # at most so many recomputed segments are named in the answer
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A placement over one axis, as a small coloured label; `about` says it in words."""
+    """A placement over one axis as a small coloured label; `about` explains it in words."""
 
     text: str
     state: str  # a key of glossary.LAYOUTS
@@ -66,7 +66,7 @@ def page(plan: Plan, title: str = "plan") -> str:
 
 
 def snippet(plan: Plan) -> str:
-    """What a notebook shows of a plan: the answers, two bars, and the text report folded away."""
+    """The HTML of a plan in a notebook: the answers, two bars, and the folded text report."""
     facts = _facts(plan, "plan")
     seconds = facts["busy"]
     sizes = dict(sorted(plan.predicted.parts.items(), key=lambda item: -item[1]))
@@ -100,7 +100,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _definitions(names: Iterable[str], words: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Each name once with what it means."""
+    """(name, definition) of each name that has a definition, without duplicates."""
     return [(name, words[name]) for name in dict.fromkeys(names) if name in words]
 
 
@@ -143,7 +143,7 @@ def _seconds(alternative: Alternative) -> float:
 
 
 def _axes(plan: Plan) -> list[dict[str, Any]]:
-    """Name, size and, where the cluster says it, what joins the devices."""
+    """Name and size of each axis and, if the cluster is known, the bandwidth between its devices."""
     links = plan.cluster.get("axes", ())
     rates = [show_amount(link["bytes_per_s"], "B/s") for link in links] if len(links) == len(plan.axis_names) else None
     return [
@@ -156,7 +156,7 @@ def _axes(plan: Plan) -> list[dict[str, Any]]:
 
 
 def answers(plan: Plan) -> list[tuple[str, str, str]]:
-    """(question, answer in a few words, one sentence more)."""
+    """The four questions of the report: (question, short answer, further details)."""
     return [_fits(plan), _bottleneck(plan), _recomputed(plan), why_not(plan)]
 
 
@@ -196,7 +196,7 @@ def _bottleneck(plan: Plan) -> tuple[str, str, str]:
 
 
 def _peak_flops_per_s(plan: Plan) -> float:
-    """What the device could do at most in the dtype that the plan computes in; 0 where that is not known."""
+    """The device's peak rate in the plan's compute dtype; 0 if it is not known."""
     dtype = (plan.precision.get("compute") or plan.precision.get("parameter") or "").removeprefix("torch.")
     rates = plan.cluster.get("device", {}).get("flops_per_s", {})
     return float(rates.get(dtype, 0.0))
@@ -212,7 +212,7 @@ def _recomputed(plan: Plan) -> tuple[str, str, str]:
 
 
 def why_not(plan: Plan) -> tuple[str, str, str]:
-    """FSDP, being what most would take; else the best of what was compared."""
+    """Why the plan is not FSDP, the usual choice; without FSDP in the comparison, why not its best alternative."""
     if not plan.comparison:
         more = "Run autopar compare … --out plan.json to plan the known schemes too."
         return "Why not FSDP?", "Not compared", more

@@ -1,4 +1,4 @@
-"""Pictures of a plan for papers, by matplotlib: the same figures, colours and order as in the HTML report."""
+"""Pictures of a plan, by matplotlib, with the same figures, colours and order as in the HTML report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHER = "#bbbbbb"
 
 
 def plot_memory(plan: Plan, axes: Axes | None = None) -> Axes:
-    """Bytes of one device over backward and the optimizer's step, stacked by kind, with the budget."""
+    """Bytes of one device over the moments of a step (see `timeline`), stacked by kind, with the budget."""
     drawn, shown = _axes(axes), timeline(plan)
     if shown is None:
         raise InputError("the plan predicts no moments: there is no memory to draw")
@@ -39,7 +39,7 @@ def plot_memory(plan: Plan, axes: Axes | None = None) -> Axes:
 
 
 def plot_timeline(plan: Plan, axes: Axes | None = None) -> Axes:
-    """Seconds of a step by what they are spent on; one bar for the plan and one for each alternative."""
+    """Seconds of a step by part (see `busy_parts`): one bar for the plan and one for each alternative."""
     drawn = _axes(axes)
     rows = [("this plan", plan.predicted, True)]
     rows += [(a.name, a.predicted, a.fits) for a in plan.comparison if a.predicted is not None]
@@ -83,7 +83,7 @@ def _axes(axes: Axes | None) -> Axes:
 
 
 def pyplot() -> Any:
-    """matplotlib's, or an error that says how to get it."""
+    """The module `matplotlib.pyplot`; InputError, which says how to install it, if it is missing."""
     try:
         from matplotlib import pyplot
     except ImportError as error:

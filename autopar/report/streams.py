@@ -1,4 +1,4 @@
-"""A simulated step to look at: a Chrome trace, and a picture of its streams."""
+"""A simulated step as a Chrome trace, and as a picture of its streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def chrome_trace(step: Simulated) -> dict[str, Any]:
-    """Events in the Trace Event Format, which chrome://tracing and Perfetto open: a thread a stream, microseconds."""
+    """Events in the Trace Event Format (chrome://tracing, Perfetto): one thread per stream, times in microseconds."""
     threads = {stream: number for number, stream in enumerate(step.streams)}
     names = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": stream}}
@@ -36,7 +36,7 @@ def chrome_trace(step: Simulated) -> dict[str, Any]:
 
 
 def plot_streams(step: Simulated, axes: Axes | None = None) -> Axes:
-    """One row a stream over the step, coloured by what runs; gaps in the first row are waits for communication."""
+    """One row per stream, coloured by kind of work; gaps in the first row, compute, are waits for communication."""
     if axes is None:
         axes = pyplot().subplots(figsize=(10, 1.2 + 0.5 * len(step.streams)), layout="constrained")[1]
     seen: set[str] = set()
@@ -57,7 +57,7 @@ def plot_streams(step: Simulated, axes: Axes | None = None) -> Axes:
 
 
 def save_streams(step: Simulated, path: Path) -> None:
-    """Draw the streams into a file; its ending says the format."""
+    """Draw the streams into a file, in the format of its suffix."""
     figure, axes = pyplot().subplots(figsize=(10, 1.2 + 0.5 * len(step.streams)), layout="constrained")
     plot_streams(step, axes)
     figure.savefig(path)

@@ -6,15 +6,15 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-WIDTH = 100
+WIDTH = 100  # of a report, in columns
 
 
 def table(
     rows: Sequence[Sequence[str]], align: str, *, head: Sequence[str] = (), indent: int = 2, width: int = WIDTH
 ) -> list[str]:
-    """Lines of columns two blanks apart; `align` has one of `<` and `>` a column, `head` its titles.
+    """The lines of a table. `align` has `<` (left) or `>` (right) for each column, `head` their titles.
 
-    The widest `<` column gives way, with an ellipsis, where a line would be longer than `width`.
+    If lines would be longer than `width`, the widest `<` column is cut, with an ellipsis.
 
     >>> print(*table([["a", "1"], ["bcd", "10"]], "<>", indent=0), sep="\\n")
     a     1
@@ -59,13 +59,13 @@ def show_seconds(seconds: float) -> str:
     if seconds == 0:
         return "0 s"
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= 0.9995 * unit:  # 1.00 of it, and not 1,000 of the next
+        if abs(seconds) >= 0.9995 * unit:  # 0.9995 rounds to "1.00" of this unit instead of "1,000" of the next
             return f"{significant(seconds / unit)} {name}"
     return f"{seconds / 1e-9:.1f} ns"
 
 
 def significant(value: float) -> str:
-    """Three digits that count, never in powers of ten.
+    """The number with at least three significant digits, never in scientific notation.
 
     >>> significant(1234.5), significant(12.345), significant(1.2345)
     ('1,234', '12.3', '1.23')
@@ -75,7 +75,7 @@ def significant(value: float) -> str:
 
 
 def show_amount(value: float, unit: str) -> str:
-    """With the prefix (powers of 1000) that leaves one to three digits before the point.
+    """The number with the unit prefix (powers of 1000) that leaves one to three digits before the point.
 
     >>> show_amount(2.8e13, "FLOP"), show_amount(1.5e6, "FLOP"), show_amount(12, "FLOP"), show_amount(4e19, "FLOP")
     ('28.0 TFLOP', '1.50 MFLOP', '12.0 FLOP', '40.0 EFLOP')

@@ -1,4 +1,4 @@
-"""A plan as plain text: what it does layer by layer, what that costs, and why to believe it."""
+"""A plan as plain text: layouts by layer, predicted cost, and the certificate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def explain(plan: Plan) -> str:
 
 
 def one_line(plan: Plan) -> str:
-    """What an interactive session shows of a plan."""
+    """The `repr` of a plan."""
     p, nodes = plan.predicted, f"{len(plan.nodes):,} ops"
     parts = [_mesh(plan), nodes, *([_micro_batches(plan.micro_batches)] if plan.micro_batches > 1 else [])]
     parts += [f"{show_seconds(p.step_seconds)} a step", f"{show_bytes(p.peak_bytes)} at the peak"]
@@ -74,7 +74,7 @@ _PRECISION = {"parameter": "parameters", "compute": "compute", "reduction": "red
 
 
 def _precision(plan: Plan) -> str:
-    """Dtypes with what has them: "parameters float32, compute and reductions bfloat16"."""
+    """Each dtype with the tensors that have it: "parameters float32, compute and reductions bfloat16"."""
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     for kind, dtype in plan.precision.items():
         if dtype:
@@ -153,7 +153,7 @@ def _collectives(plan: Plan) -> list[str]:
 
 
 def _causes(collectives: CollectiveSum) -> str:
-    """What the bytes are moved for, the two largest."""
+    """The two causes with the most bytes, with their shares."""
     parts = [
         cause if count == collectives.bytes else f"{cause} {100 * count / collectives.bytes:.0f} %"
         for cause, count in collectives.causes[:2]
@@ -213,7 +213,7 @@ def _tradeoff(plan: Plan) -> list[str]:
 
 
 def tradeoff_table(plan: Plan) -> list[str]:
-    """Seconds by budget; nothing where no other budget was planned."""
+    """The table of seconds by budget; empty if no other budget was planned."""
     own = plan.predicted.step_seconds
     rows = [
         [
@@ -227,11 +227,11 @@ def tradeoff_table(plan: Plan) -> list[str]:
     return table(rows, ">>>>", head=["budget", "step", "recompute", "ratio"]) if rows else []
 
 
-_LONGEST_NAME = 18  # beside all the figures of a scheme
+_LONGEST_NAME = 18  # characters of a scheme's name, so that its figures fit beside it
 
 
 def comparison_table(plan: Plan) -> list[str]:
-    """The plan and its alternatives; what does not fit stands with its fastest plan of any memory."""
+    """The table of the plan and its alternatives; one that does not fit has its fastest plan without a budget."""
     own = plan.predicted
     moved = sum(c.bytes * c.count for c in plan.collectives)
     entries = [("this plan", own, moved, "fits", "")]

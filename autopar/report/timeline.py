@@ -1,4 +1,4 @@
-"""Bytes over a step as outlines to draw: one stair a kind, stacked, in the order in which time runs."""
+"""Bytes over the moments of a step as stacked outlines to draw, one for each kind of bytes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from autopar.plans import Moment, Plan, TradeoffPoint
 from autopar.report.figures import limit_bytes
 from autopar.report.glossary import MEMORY
 
-_FROM_BELOW = tuple(MEMORY)  # what is always there first, what is gone soonest last
+_FROM_BELOW = tuple(MEMORY)  # kinds that live longest are at the bottom of the stack
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """`moments` in time order; `top_bytes` is the height of the picture; `kinds` from below."""
+    """The picture: `moments` in time order, `kinds` from the bottom up, `top_bytes` the height of the y axis."""
 
     moments: tuple[Moment, ...]
     kinds: tuple[str, ...]
@@ -22,7 +22,7 @@ class Timeline:
     limit_bytes: int | None
 
     def outline(self, kind: str, width: int, height: int) -> str:
-        """The stair of one kind as SVG path data, in a picture of `width` by `height` units, y downwards."""
+        """The area of one kind as SVG path data, in a picture of `width` by `height` units, y downwards."""
         at = self.kinds.index(kind)
         lower = [sum(m.parts.get(k, 0) for k in self.kinds[:at]) for m in self.moments]
         upper = [low + m.parts.get(kind, 0) for low, m in zip(lower, self.moments, strict=True)]
@@ -36,15 +36,14 @@ class Timeline:
         return f"M0 {y(lower[0])}" + "".join(there) + "".join(back) + "Z"
 
     def share_of_height(self, count: int) -> float:
-        """Percent of the height at which so many bytes stand, from above."""
+        """The position of a number of bytes on the y axis, in percent of the height from the top."""
         return 100 - 100 * count / self.top_bytes
 
 
 def timeline(plan: Plan) -> Timeline | None:
-    """The moments of a plan: those of forward, if any, backward from the last layers to the first, then the optimizer's
-    step.
+    """The moments of a plan in time order; None if it has none.
 
-    The limit is in the picture unless it is so far above the peak that nothing else would be seen.
+    The limit is drawn unless it is over three times the peak: the rest of the picture would then be too small.
     """
     moments = in_time(plan.predicted.moments)
     if not moments:
@@ -57,7 +56,7 @@ def timeline(plan: Plan) -> Timeline | None:
 
 
 def in_time(moments: Sequence[Moment]) -> tuple[Moment, ...]:
-    """Predicted moments stand in the order of the graph; backward runs the other way."""
+    """Moments, predicted in graph order, in time order: forward, backward in reverse, then the optimizer step."""
     backward = [m for m in moments if m.name.startswith("backward of ")]
     return (*(m for m in moments if m not in backward and not _last(m)), *reversed(backward), *filter(_last, moments))
 
@@ -67,7 +66,7 @@ def _last(moment: Moment) -> bool:
 
 
 def curve(points: Sequence[TradeoffPoint], width: int, height: int) -> list[tuple[float, float]]:
-    """Where the points of budget against seconds lie in a picture, y downwards from zero seconds at the bottom."""
+    """Coordinates of the points (budget, seconds) in a picture: y is downwards, zero seconds are at the bottom."""
     least, most = points[0].budget_bytes, points[-1].budget_bytes
     slowest = max(p.step_seconds for p in points) or 1.0
     span = max(most - least, 1)

@@ -21,6 +21,7 @@ from autopar.runtime.dtensors.advice import advise
 from autopar.runtime.dtensors.anomalies import let_anomalies_be_found
 from autopar.runtime.dtensors.assigned_data import assign_data
 from autopar.runtime.dtensors.counted_writes import count_writes_into_lists
+from autopar.runtime.dtensors.mended_gradients import mend_gradients
 from autopar.runtime.dtensors.mended_ops import mend_ops
 from autopar.runtime.dtensors.mended_reductions import mend_reductions
 from autopar.runtime.dtensors.optimizers import refuse_unfit
@@ -105,6 +106,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     hooks_wait_for_gradients()
     advise()
     read_whole_numbers()
+    mend_gradients()
     mend_ops()
     mend_reductions()
     count_writes_into_lists()

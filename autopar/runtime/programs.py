@@ -197,7 +197,8 @@ class Programs(Sequence[Program]):
 
     def note(self, program: Program) -> None:
         """Mark a program as the most recently used, but keep the order, which compiled calls rely on."""
-        program.last_use = next(self._uses)
+        if not torch.compiler.is_compiling():  # it would be one number for all calls, and torch 2.11 follows no counter
+            program.last_use = next(self._uses)
 
     def known(self, key: Hashable | None) -> tuple[Program, Order] | None:
         """The program that calls with this key run, and the order of their arguments as its inputs."""

@@ -10,7 +10,7 @@ from torch import fx
 
 from autopar.tracing.calls.dynamic import Symbolic
 from autopar.tracing.contents.unknown import UnknownBool, UnknownNumber
-from autopar.tracing.picked.picked import Picked
+from autopar.tracing.picked.picked_rows import PickedRows
 from autopar.tracing.sizes import TracedFloat, TracedInt
 from autopar.tracing.values import META, PLAIN, value_of
 
@@ -54,7 +54,7 @@ class Arguments:
         kind = type(value)
         if kind in PLAIN:
             return value
-        if kind is Picked:
+        if kind is PickedRows:
             raise value.unknown()
         if isinstance(value, Tensor):
             recorder = self.recorder

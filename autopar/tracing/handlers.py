@@ -17,6 +17,7 @@ from autopar.tracing.contents.unknown import UnknownNumber
 from autopar.tracing.sizes import TracedInt, traced
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
 from autopar.tracing.torch_functions import gradients, histories
+from autopar.tracing.torch_functions.batch_norms import NORMS, with_wide_weights
 from autopar.tracing.torch_functions.covariance import COVARIANCES, covariances
 from autopar.tracing.torch_functions.legacy_new import new
 from autopar.tracing.torch_functions.looked_into import LOOKED_INTO, look_into
@@ -236,9 +237,7 @@ def _packed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     getter("shape"): _shape,
     Tensor.size: _size,
-    Tensor.numel: _numel,
-    Tensor.nelement: _numel,
-    torch.numel: _numel,
+    **dict.fromkeys((Tensor.numel, Tensor.nelement, torch.numel), _numel),
     Tensor.__len__: lambda recorder, func, args, kwargs: func(*args),
     getter("device"): _device,
     getter("is_meta"): lambda recorder, func, args, kwargs: False,
@@ -267,6 +266,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     **dict.fromkeys(_EMBEDDING_ARGUMENTS, _embedding),
     **dict.fromkeys(methods("bincount"), _bincount),
     **dict.fromkeys(COVARIANCES, covariances),
+    **dict.fromkeys(NORMS, with_wide_weights),
     **dict.fromkeys(methods("as_strided", "as_strided_copy"), as_strided),
     torch.nn.functional.one_hot: _one_hot,
     torch._VF._pack_padded_sequence: _packed,

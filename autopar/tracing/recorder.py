@@ -32,8 +32,8 @@ from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
 from autopar.tracing.model_state.attributes import Attributes
 from autopar.tracing.order import ExecutionOrder
-from autopar.tracing.picked.picked import any_in as any_picked
-from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.picked_rows import has_picked_rows
+from autopar.tracing.picked.trace_masks import TraceMasks
 from autopar.tracing.rewriting import bias
 from autopar.tracing.rewriting.cleaning import WRITES
 from autopar.tracing.running import Runs
@@ -71,11 +71,11 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.autocast = autocasting.Autocast()
         self.sizes = SizeNodes(graph, self.annotate_number)
         self.dynamic = DynamicSizes(graph, self.annotate_number, self.is_recording, self.where)
-        self.picks = Picks(self)
+        self.trace_masks = TraceMasks(self)
         self.grad = torch.is_grad_enabled()
         self.paused = False
         self.in_leaf = False
-        self.is_below = False
+        self.below: Callable[..., Any] | None = None  # runs torch functions while what they dispatch to is recorded
         self.read_before_gradient: dict[int, frozenset[fx.Node]] = {}  # by tensor: who read it before it required one
         self.reads_memory = False  # whether the user's code asked for strides and the like
         self.unanswered: list[tuple[UnknownDataError, str]] = []  # with the path of the module that asked
@@ -86,15 +86,15 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.picks and (any_picked(args) or any_picked(kwargs)):
-            return self.picks.call(func, args, kwargs)
+        if self.trace_masks and (has_picked_rows(args) or has_picked_rows(kwargs)):
+            return self.trace_masks.record_call(func, args, kwargs)
         if self.paused or func in QUESTIONS:
             self.reads_memory |= func in OF_MEMORY and not self.paused and not isinstance(args[0], torch.nn.Parameter)
             if self.in_leaf and func not in QUESTIONS and func not in HANDLERS:
                 return self.runs.run(func, args, kwargs)
             return self.unrecorded(func(*args, **kwargs)) if self.paused else func(*args, **kwargs)
-        if self.is_below:
-            return func(*args, **({**kwargs, "device": META} if func in FACTORIES else kwargs))
+        if self.below is not None:
+            return self.below(func, args, kwargs)
         if arrays.any_in(args) or arrays.any_in(kwargs):
             if arrays.makes(func, args, kwargs):
                 return arrays.made(self, func, args, kwargs)
@@ -142,7 +142,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
             result, real = self._run(func, args, kwargs, seen)
         except Again as again:
             return self.record(func, *again.args, **again.kwargs)
-        if self.picks and any_picked(result):
+        if self.trace_masks and has_picked_rows(result):
             return result  # picked rows: the graph holds all rows
         is_sized = real is not None and not self.known.guarded.isdisjoint(map(id, seen.tensors))  # by a known input
         told = written_by_schema(func, args)  # below autograd, as in bodies of vmap, no versions are counted
@@ -234,13 +234,13 @@ class Recorder(TorchFunctionMode, GraphWriter):
             self.paused = before
 
     @contextlib.contextmanager
-    def below_functions(self) -> Iterator[None]:
-        """While inside, torch functions are not recorded, since another mode records what reaches the dispatcher."""
-        before, self.is_below = self.is_below, True
+    def below_functions(self, run: Callable[..., Any]) -> Iterator[None]:
+        """While inside, `run` runs torch functions: another mode records what reaches the dispatcher."""
+        before, self.below = self.below, run
         try:
             yield
         finally:
-            self.is_below = before
+            self.below = before
 
     def is_recording(self) -> bool:
         """Whether the user's code is running, and not something inside a call that is being recorded."""

@@ -96,7 +96,7 @@ class RobustTracer:
         finally:
             self._failures.update(options.policy.failed)
             self._visited.update(options.policy.failed)
-            forget(options.left, root)
+            forget(options.remaining, root)
         assert traced.order is not None
         self._visited.update(traced.order.modules)
         return traced.graph

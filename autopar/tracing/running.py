@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autopar.tracing.contents.one_dtype import check_dtypes
 from autopar.tracing.values import PLAIN
 
 Tensor = torch.Tensor
@@ -33,7 +34,11 @@ class Runs:
         return func(*args, **kwargs) if found is _Outcome.VIEW else None
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """`func(*args, **kwargs)`, or a new tensor like its earlier result."""
+        """`func(*args, **kwargs)`, or a new tensor like its earlier result.
+
+        Raises RuntimeError if kernels with data refuse the arguments for their dtypes.
+        """
+        check_dtypes(func, args, kwargs)
         key = _key(func, args, kwargs)
         if key is None:
             return func(*args, **kwargs)

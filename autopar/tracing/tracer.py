@@ -115,7 +115,7 @@ def trace(
             set_again or {},
         )
     finally:
-        forget(options.left, root)
+        forget(options.remaining, root)
     if traced.attributes_set:
         warn(
             f"forward sets {', '.join(traced.attributes_set[:4])}, which later calls neither read again nor set: "
@@ -140,7 +140,7 @@ def trace(
 def _free_sizes(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> FreeSizes:
     def again(tensors: Mapping[str, Any]) -> fx.Graph:
         graph = _once(root, inputs.with_examples(tensors), options).graph
-        forget(options.left, root)
+        forget(options.remaining, root)
         return graph
 
     return prove(traced.graph, {v.name: v.example for v in inputs.leaves if not v.known}, again)

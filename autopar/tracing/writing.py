@@ -17,7 +17,7 @@ from autopar.tracing.contents.finite import FiniteChecks
 from autopar.tracing.contents.known import KnownValues
 from autopar.tracing.errors import TraceError
 from autopar.tracing.model_state.attributes import Attributes
-from autopar.tracing.model_state.caches import Left
+from autopar.tracing.model_state.caches import WeakTensorRefs
 from autopar.tracing.rewriting.cleaning import WRITES
 from autopar.tracing.values import has_tensor, value_of
 
@@ -37,7 +37,7 @@ class GraphWriter:
         self.finite = FiniteChecks()
         self.nodes: dict[int, fx.Node] = {}  # by id of the tensor that they made
         self.alive: list[Tensor] = []
-        self._beside: Left = []  # tensors that were made while nothing was recorded
+        self._beside: WeakTensorRefs = []  # tensors that were made while nothing was recorded
         self._casts: dict[Any, Tensor] = {}
         self._custom: set[int] = set()  # tensors whose own backward belongs to the node that made them
         self._awaiting: dict[int, Tensor] = {}  # by id: values of such tensors whose backward is set later
@@ -99,7 +99,7 @@ class GraphWriter:
             self._beside.append((weakref.ref(result), places.current()))
         return result
 
-    def release(self) -> Left:
+    def release(self) -> WeakTensorRefs:
         """Drop all references to tensors; returns weak references to those that others hold, with their places."""
         nodes = [(t, self.nodes[id(t)]) for t in self.alive]
         made = [(weakref.ref(t), n.meta.get(PLACE, "")) for t, n in nodes if n.op not in ("placeholder", "get_attr")]

@@ -33,7 +33,7 @@ mesh = init_device_mesh("cpu", (2,))
 with torch.device("meta"):
     model = LlamaForCausalLM(config)  # shapes, no memory
 model = autopar.autoparallelize(model, batch, mesh, inputs="local", constraints="fsdp")
-autopar.materialise(model)  # initial values, of each only what this process holds
+autopar.materialise(model)  # initial values, only for this process's shards
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 dataset = Rows()

@@ -10,7 +10,7 @@ sizes = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 64, "vocab_siz
 ends = {"bos_token_id": 0, "eos_token_id": 0}
 config = GPT2Config(**sizes, **ends, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 model = GPT2LMHeadModel(config)
-model.loss_type = "ForCausalLM"  # else transformers tells that it guesses
+model.loss_type = "ForCausalLM"  # else transformers warns that it guesses
 text = bytearray(Path(torch.__file__).read_bytes()[:512])
 ids = torch.frombuffer(text, dtype=torch.uint8).view(8, 64).long()
 

@@ -1,10 +1,10 @@
-"""Training a model from a folder of transformers: each process reads its part of the weights, and none has them all.
+"""Training a model from a folder of transformers; each process reads only its part of the weights.
 
     torchrun --nproc-per-node 2 examples/integrations/from_folder.py
     python examples/integrations/from_folder.py          # the same losses on one process, without autopar
 
-The folder is written first, as `save_pretrained` does, by one process; yours is what you have downloaded. With
---constraint fsdp (or tp) the plan is one of that scheme.
+One process first writes the folder with `save_pretrained`; yours would be a folder that you have downloaded. With
+--constraint fsdp (or tp), the plan follows that scheme.
 """
 
 from __future__ import annotations

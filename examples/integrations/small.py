@@ -1,4 +1,4 @@
-"""What the examples here train: a small Llama on the bytes of Python's own standard library, without dropout."""
+"""The model and data of these examples: a small Llama without dropout, and bytes of Python's standard library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TITAN = Path(__file__).parent / "titan.toml"
 
 
 class Bytes(Dataset[dict[str, torch.Tensor]]):
-    """Stretches of the standard library's modules, one after the other."""
+    """Consecutive sections of the standard library's modules."""
 
     def __init__(self, size: int = BATCH * STEPS, length: int = SEQUENCE) -> None:
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py"))
@@ -49,18 +49,18 @@ def small_model() -> LlamaForCausalLM:
 
 
 def whole_batch() -> dict[str, torch.Tensor]:
-    """An example of one step's inputs, all processes together."""
+    """An example of a step's inputs, for all processes together."""
     ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
     return {"input_ids": ids, "labels": ids}
 
 
 def processes() -> int:
-    """How many were started (by torchrun)."""
+    """The number of processes that torchrun has started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def mesh_of_all() -> DeviceMesh:
-    """All processes on one axis; the process group is started if it is not."""
+    """A mesh with all processes on one axis; starts the process group if necessary."""
     return init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (processes(),), mesh_dim_names=("ranks",))
 
 
@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
 
 
 def report(losses: list[float], model: torch.nn.Module, folder: Path) -> None:
-    """Rank 0 prints the losses and writes them down, and which part of the parameters it holds."""
+    """On rank 0, print and write the losses, and the share of the parameters that the rank holds."""
     if int(os.environ.get("RANK", 0)) == 0:
         print("losses", " ".join(f"{loss:.4f}" for loss in losses))
         elements = sum(p.numel() for p in model.parameters())

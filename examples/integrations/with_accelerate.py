@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/integrations/with_accelerate.py
     python examples/integrations/with_accelerate.py      # the same losses on one process, without autopar
 
-The lines that autopar adds are those under `if processes() > 1`. With --constraint fsdp (or tp) the plan is one of that
+The lines that autopar adds are those under `if processes() > 1`. With --constraint fsdp (or tp), the plan follows that
 scheme.
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
             autoparallelize(model, whole_batch(), mesh_of_all(), inputs="local", constraints=options.constraint)
         )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(Bytes(), batch_size=BATCH // processes())  # what one process takes, as ever
+    loader = DataLoader(Bytes(), batch_size=BATCH // processes())  # the rows of one process
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     losses = []
     for batch in loader:

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/integrations/with_lightning.py
     python examples/integrations/with_lightning.py       # the same losses on one process, without autopar
 
-With --constraint fsdp (or tp) the plan is one of that scheme. --save-steps 3 writes a checkpoint every three steps, and
---resume FILE goes on from one, which one process or several may have written.
+With --constraint fsdp (or tp), the plan follows that scheme. --save-steps 3 writes a checkpoint every three steps, and
+--resume FILE resumes from one, which any number of processes may have written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autopar.integrations.lightning import PlannedStrategy
 
 
 class Module(lightning.LightningModule):
-    """What it would be without autopar."""
+    """The same module as without autopar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,14 +44,14 @@ class Module(lightning.LightningModule):
         return DataLoader(data, BATCH // trainer.world_size, sampler=rows)
 
     def val_dataloader(self) -> DataLoader[dict[str, torch.Tensor]]:
-        return DataLoader(Bytes(2 * BATCH), BATCH // self.trainer.world_size)  # what one process takes, as ever
+        return DataLoader(Bytes(2 * BATCH), BATCH // self.trainer.world_size)  # the rows of one process
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
 class Losses(Callback):
-    """The loss of every step."""
+    """Collects the loss of every step."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []

@@ -1,9 +1,9 @@
-"""Training adapters with peft: the base is frozen, autopar plans around that.
+"""Training adapters with peft: the base model is frozen, and autopar plans for that.
 
     torchrun --nproc-per-node 2 examples/integrations/with_lora.py
     python examples/integrations/with_lora.py            # the same losses on one process, without autopar
 
-With --constraint fsdp (or tp) the plan is one of that scheme.
+With --constraint fsdp (or tp), the plan follows that scheme.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A plain loop that logs to TensorBoard: loss, tokens a second, and the step and peak that were predicted and measured.
+"""A plain loop that logs to TensorBoard: loss, tokens per second, and predicted and measured step time and peak.
 
     torchrun --nproc-per-node 2 examples/integrations/with_tensorboard.py
     python examples/integrations/with_tensorboard.py     # the same losses on one process, without autopar
     tensorboard --logdir out/tensorboard
 
-With --constraint fsdp (or tp) the plan is one of that scheme. The peak is measured every third step: on CPU, which
-counts no bytes itself, that costs time.
+With --constraint fsdp (or tp), the plan follows that scheme. The peak is measured only every third step, because that
+is slow on a CPU, where all tensors must be tracked.
 """
 
 from __future__ import annotations

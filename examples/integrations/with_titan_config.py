@@ -1,4 +1,4 @@
-"""Training a job that is written as torchtitan writes them: model, mesh, scheme, batch, schedule, logging, checkpoints.
+"""Training with a job file of torchtitan: model, mesh, scheme, batch, schedule, logging and checkpoints.
 
     torchrun --nproc-per-node 2 examples/integrations/with_titan_config.py
     python examples/integrations/with_titan_config.py    # the same losses on one process, without autopar
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def train(job: Job, model: torch.nn.Module, folder: Path) -> list[float]:
-    """The losses of the steps that were made."""
+    """Train, and return the losses of all steps."""
     wanted, settings = job.training, job.optimizer
     kind: type[torch.optim.Adam | torch.optim.AdamW] = getattr(torch.optim, settings.name)
     betas = (settings.beta1, settings.beta2)
@@ -77,7 +77,7 @@ def train(job: Job, model: torch.nn.Module, folder: Path) -> list[float]:
 
 
 def rate(job: Job, step: int) -> float:
-    """The share of the learning rate at a step: up, level, down, as torchtitan has it."""
+    """The factor of the learning rate at a step, as in torchtitan: warm-up, constant, decay."""
     told, steps = job.lr_scheduler, job.training.steps
     up = min(told.warmup_steps, steps)
     down = steps - up if told.decay_ratio is None else min(round(steps * told.decay_ratio), steps - up)

@@ -1,10 +1,10 @@
-"""Training with the Trainer of transformers: its loop, data loading, logging and saving, autopar's plan.
+"""Training with the Trainer of transformers: its loop, data loading, logging and saving, with autopar's plan.
 
     torchrun --nproc-per-node 2 examples/integrations/with_trainer.py
     python examples/integrations/with_trainer.py         # the same losses on one process, without autopar
 
-With --constraint fsdp (or tp) the plan is one of that scheme. --save-steps 3 writes checkpoints, from which --resume
-FOLDER goes on.
+With --constraint fsdp (or tp), the plan follows that scheme. --save-steps 3 writes checkpoints, from which --resume
+FOLDER resumes.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What each feature is worth: a grid of runs with one feature off each, and the tables and figures of a paper.
+"""Ablation: a grid of runs, each with one feature off, and the tables and figures of a paper.
 
     python scripts/ablation/ablate.py                                       # the whole grid, one process
     torchrun --nproc-per-node 4 scripts/ablation/ablate.py                  # divided among processes
     sbatch --array=0-15 --wrap "python scripts/ablation/ablate.py --out /shared/ablation"
-    python scripts/ablation/ablate.py --grid mine.json                      # another grid, as in `grid.py`
-    python scripts/ablation/ablate.py --report                              # tables and figures of what is there
+    python scripts/ablation/ablate.py --grid mine.json                      # another grid; `grid.py` has the format
+    python scripts/ablation/ablate.py --report                              # tables and figures of the runs so far
 
-A run is one line of JSON in `OUT/runs.WORKER.jsonl`. Started again, with as many workers or others, it goes on where it
-was. Whoever finds all runs done writes `report.md`, `tables.tex` and the figures. Workers share a folder and nothing
-else; runs of one model and mesh, which share a trace, go to one worker. Those that are measured start ranks of their
-own on this host, with gloo on CPU.
+A run is one line of JSON in `OUT/runs.WORKER.jsonl`. Started again, with any number of workers, the script skips runs
+that are done. A worker that finds all runs done writes `report.md`, `tables.tex` and the figures. Workers share only a
+folder. Runs with the same model and mesh share a trace, and go to one worker. Measured runs start ranks of their own on
+this host, with gloo on CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from autopar.sizes import parse_bytes
 
 
 def worker_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """This worker and how many there are: an array of SLURM's, torchrun or srun, or one process alone.
+    """This worker's number and the number of workers, from a SLURM array, torchrun or srun; (0, 1) without any.
 
     >>> worker_of({"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_COUNT": "3"})
     (1, 3)
@@ -60,7 +60,7 @@ def worker_of(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def made_runs(runs: list[Run], time_limit: float) -> Iterator[tuple[Run, dict[str, Any]]]:
-    """One after the other, with what it found; all of one group."""
+    """Plan the runs of one group; yields each run with its figures."""
     if runs[0].kind == "measured":
         yield from measured_runs(runs)
         return
@@ -74,7 +74,7 @@ def made_runs(runs: list[Run], time_limit: float) -> Iterator[tuple[Run, dict[st
 
 
 def measured_runs(runs: list[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
-    """Each in a launch of its own, so that none that follows is lost with one that fails."""
+    """Measure each run in a launch of its own, so that a failure does not affect the runs after it."""
     for run in runs:
         with tempfile.TemporaryDirectory() as folder:
             wanted = Path(folder) / "runs.json"
@@ -87,7 +87,7 @@ def measured_runs(runs: list[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
 
 
 def _own_environment() -> dict[str, str]:
-    """Without what torchrun told this worker, which is not for the ranks that it starts."""
+    """The environment without torchrun's variables, which are for this worker and not for the ranks that it starts."""
     told = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
     return {name: value for name, value in os.environ.items() if not name.startswith(told)}
 

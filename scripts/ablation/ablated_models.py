@@ -1,4 +1,4 @@
-"""The models of the grids, by name, on the meta device."""
+"""The models of the grids by name, on the meta device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quality import MODELS as LARGE
 from quality import inputs_of
 
 _TINY = {"architectures": "GPT2LMHeadModel", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512}
-MODELS: dict[str, tuple[dict[str, Any], int, int]] = {  # config, tokens (or pixels) of a sample, samples a device
+MODELS: dict[str, tuple[dict[str, Any], int, int]] = {  # config, tokens (or pixels) per sample, samples per device
     **LARGE,
     "gpt2-tiny": (_TINY, 64, 4),
 }
 
 
 def model_and_inputs(name: str, devices: int) -> tuple[transformers.PreTrainedModel, dict[str, torch.Tensor]]:
-    """A model and a step's batch on so many devices; "NAME/4" has 4 layers.
+    """A model, and the batch of a step on `devices` devices; "NAME/4" is the model with 4 layers.
 
     Raises SystemExit for an unknown name.
     """

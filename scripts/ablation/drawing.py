@@ -1,4 +1,4 @@
-"""Figures of what each feature is worth, as SVG: small, and sharp on paper."""
+"""Figures of the ablation, as SVG."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MARKS = "osD^vP"
 
 
 def draw(folder: Path, records: Sequence[Record]) -> None:
-    """`features.svg`: planned, a point a case; `measured.svg`: on ranks, with intervals. Only those there are runs of.
+    """Draw `features.svg` (planned runs, a point for each case) and `measured.svg` (on ranks, with intervals).
 
-    The same records give the same bytes.
+    A figure without runs is not drawn. The bytes of the files depend on the records alone.
     """
     with matplotlib.rc_context({"svg.hashsalt": "ablation", "svg.fonttype": "none"}):
         effects = planned_effects(records)
@@ -35,7 +35,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _planned(effects: Sequence[Effect]) -> Figure:
-    """A row a feature: step time without it by step time with it; those that do not fit at the right."""
+    """One row per feature: step time without it over that with it; cases that do not fit are at the right edge."""
     names = [name for name in features.FEATURES if any(e.feature == name for e in effects)]
     models = list(dict.fromkeys(e.on["model"] for e in effects))
     figure = Figure(figsize=(8, 0.45 * len(names) + 1.2), layout="constrained")

@@ -1,20 +1,20 @@
-"""A feature off: what is planned without it, priced as a step would run on the true cluster.
+"""Plans with one feature off, with the step time that they would have on the true cluster. Each feature, when off:
 
 =============  =====================================================================================================
 recompute      nothing is recomputed: the pin `recompute:* = never`
-joint          sharding is chosen for speed alone, without a budget; then what is recomputed (and gathered again),
-               with every layout pinned
-joint-ladder   the same, the first stage under budgets from none down to the case's; the fastest of what fits
-overlap-blind  planned as if nothing hid behind compute, then priced with what does hide
-overlap        nothing hides, and the plan knows
-sharing        every reader of an activation pays for its own conversion. The chosen plan priced anew, so an upper
-               bound: a plan made for that price may be faster
+joint          two stages: sharding is chosen for speed alone, without a budget; then, with all layouts pinned, what
+               is recomputed (and gathered again)
+joint-ladder   as joint, with the first stage under several budgets, from none down to the case's; the fastest that fits
+overlap-blind  planned as if no communication overlapped with compute, then priced with overlap
+overlap        planned and priced without overlap
+sharing        every reader of an activation pays for its own conversion. This is the price of the plan with sharing,
+               an upper bound: a plan made for that price may be faster
 zero           parameters, gradients and optimizer states are whole on every device: `param:* = R`
-zero-across    they are whole along the first axis, between nodes, and free along the others
+zero-across    the same along the first axis, between nodes; they may be sharded along the others
 one-axis       the devices are a mesh of one axis
-micro-batches  one micro-batch; on is here the fastest of 1, 2 and 4, where all other features have one on either side
-bias           the addition of a bias stays part of its product
-fold           equal blocks decide each for itself
+micro-batches  one micro-batch. Here, "on" is the fastest of 1, 2 and 4; other features have one both on and off
+bias           the addition of a bias is not split from its product
+fold           equal blocks do not share their decisions
 =============  =====================================================================================================
 """
 
@@ -42,12 +42,12 @@ from autopar.precision import Precision
 
 NO_RECOMPUTE = "recompute:* = never"
 MICRO_BATCHES = (1, 2, 4)
-_UNBOUNDED_BYTES = 1 << 60
+_UNBOUNDED_BYTES = 1 << 60  # a budget that never binds
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan, and what its step takes on the true cluster."""
+    """A plan, and the prediction of its step on the true cluster."""
 
     plan: Plan
     predicted: Prediction
@@ -78,11 +78,11 @@ class Case:
 
     @cached_property
     def best(self) -> Plan:
-        """With every feature on."""
+        """The plan with every feature on."""
         return self.prepared.solve(memory_budget_bytes=self.budget_bytes)
 
     def again(self, micro_batches: int, *, bias_split: bool = True) -> Prepared:
-        """Traced once more, for other micro-batches or with biases left in their products."""
+        """Trace again, for another number of micro-batches or without splitting biases from products."""
         old, watch = self.prepared, Stopwatch()
         request = replace(old.request, micro_batches=micro_batches)
         examples = part(self.inputs, micro_batches)
@@ -97,7 +97,7 @@ def case_of(
     preset: str,
     time_limit: float,
 ) -> Case:
-    """bf16 compute with fp32 master weights; the budget is given by `under`."""
+    """A case with bf16 compute and fp32 master weights; `under` sets its budget."""
     request = request_of(Cluster.preset(preset, mesh), None, "bf16", time_limit=time_limit)
     watch = Stopwatch()
     traced = trace_for(model, inputs, None, request, watch)
@@ -126,12 +126,13 @@ def _joint_ladder(case: Case) -> Found:
 
 
 def _two_stages(case: Case, first_budgets: tuple[int, ...]) -> Found:
-    """The fastest that fits, of shardings chosen without recompute under these budgets (largest first)."""
+    """For each of these budgets (largest first), choose shardings without recompute, then recompute for the case's
+    budget; the fastest plan that fits."""
     prepared, plans, refusal = case.prepared, [], None
     for budget in first_budgets:
         try:
             sharding = prepared.solve(memory_budget_bytes=budget, constraints=(NO_RECOMPUTE,))
-        except InfeasibleError as error:  # nor would one under a smaller budget
+        except InfeasibleError as error:  # smaller budgets are infeasible too
             refusal = refusal or error
             break
         chosen = chosen_strategies(prepared, sharding, prepared.request.cluster)
@@ -144,7 +145,7 @@ def _two_stages(case: Case, first_budgets: tuple[int, ...]) -> Found:
 
 
 def _fastest(plans: Sequence[Plan], refusal: InfeasibleError | None) -> Found:
-    """The best of some plans, or why there is none."""
+    """The fastest of the plans; without any, raises `refusal`."""
     if not plans:
         assert refusal is not None
         raise refusal
@@ -179,7 +180,7 @@ def _sharing(case: Case) -> Found:
 
 
 def unshared_seconds(prepared: Prepared, plan: Plan) -> float:
-    """What a step takes longer where each reader converts an activation for itself; nothing of it hides."""
+    """Additional seconds of a step if each reader converts an activation for itself, without overlap."""
     cluster, graph = prepared.request.cluster, prepared.traced.graph
     parameters = dict(prepared.model.named_parameters(remove_duplicate=False))
     precision = Precision.from_dict(plan.precision)
@@ -216,7 +217,7 @@ def _one_axis(case: Case) -> Found:
 
 
 def _micro_batches(case: Case) -> Found:
-    """The fastest of several numbers: the feature on."""
+    """The fastest plan of several numbers of micro-batches: the feature on."""
     plans, refusal = [], None
     for count in MICRO_BATCHES:
         try:
@@ -250,16 +251,16 @@ FEATURES: dict[str, Callable[[Case], Found]] = {
     "fold": _fold,
 }
 RUNS_ON = ("micro-batches",)
-"""Features whose run is the one with the feature on, and what all others compare with the one where it is off."""
+"""Features whose run has the feature on; the base run, with which features are compared, has it off."""
 
 
 def plan_without(case: Case, feature: str) -> dict[str, Any]:
-    """The figures of a run: seconds and bytes of one device; or that nothing fits, and what would."""
+    """The figures of a run, seconds and bytes of one device; if nothing fits, the smallest budget that would."""
     try:
         found = _nothing_off(case) if feature == BASE else FEATURES[feature](case)
     except InputError:
         raise
-    except AutoparError as error:  # nothing fits, or the solver's time was over
+    except AutoparError as error:  # nothing fits, or the solver ran out of time
         smallest = error.smallest_budget_bytes if isinstance(error, InfeasibleError) else None
         return {"fits": False, "smallest_budget_bytes": smallest, "note": error.message}
     predicted, plan = found.predicted, found.plan

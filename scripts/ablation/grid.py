@@ -1,17 +1,16 @@
-"""What is run: cases (model x mesh x budget) with a feature off each, and features that are measured on ranks.
+"""The runs of a grid: planned cases (model x mesh x budget) with a feature off, and features measured on ranks.
 
-A grid is a JSON file, a list of entries. Planning only, every combination of the four lists::
+A grid is a JSON file with a list of entries. Planned runs are all combinations of four lists::
 
     {"models": ["llama-3-8b"], "meshes": [[8], [8, 8]], "budgets": ["70GiB"], "features": ["recompute", "joint"],
      "preset": "h100"}
 
-and measured, on processes of this host with gloo::
+Measured runs use processes on this host with gloo::
 
     {"measured": ["overlap", "zero"], "model": "gpt2-small", "ranks": 2, "pairs": 10}
 
-Models are those of `ablated_models.py`; "llama-3-8b/4" is the model with 4 layers. Features: `features.py`,
-`measured.py`.
-"all" stands for every one of them. A feature that a mesh has no axes for is left out.
+Models are those of `ablated_models.py`; "llama-3-8b/4" is the model with 4 layers. Features are those of `features.py`
+and `measured.py`; "all" stands for every one. A feature for which a mesh has too few axes is skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ NEEDS_TWO_AXES = ("one-axis", "zero-across")
 
 @dataclass(frozen=True)
 class Run:
-    """One line of the results: a case and what is off in it. A measured one has ranks in place of the mesh's."""
+    """One line of the results: a case and the feature that is off. If it is measured, `mesh` holds its ranks."""
 
     kind: str  # "planned" or "measured"
     model: str
@@ -42,12 +41,12 @@ class Run:
 
     @property
     def key(self) -> str:
-        """By which a run that is done is known."""
+        """Identifies the run in the results."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @property
     def group(self) -> Group:
-        """Runs that share what is traced."""
+        """Equal for runs that share a trace."""
         return self.kind, self.model, self.mesh, self.preset
 
     @property
@@ -56,9 +55,9 @@ class Run:
 
 
 def read_grid(path: Path, planned: Sequence[str], measured: Sequence[str]) -> list[Run]:
-    """The runs of a file, each once, those of a group together; `planned` and `measured`: the features there are.
+    """The runs of a grid without duplicates, ordered by group; `planned` and `measured`: the known features.
 
-    Raises SystemExit for a file that is no grid.
+    Raises SystemExit for an invalid file.
     """
     try:
         entries = json.loads(path.read_text())

@@ -1,18 +1,18 @@
-"""A feature on and off on real ranks, in interleaved pairs: step time, and peak of bytes in live tensors.
+"""A feature on and off on real ranks, in interleaved pairs: step time, and peak bytes of live tensors.
 
     torchrun --standalone --nproc-per-node 2 scripts/ablation/measured.py RUNS.json     # started by ablate.py
 
 =============  =====================================================================================================
-overlap        sharded storage ("fsdp"); off: every collective of a bucket is waited for where it begins
-recompute      batch split, parameters whole ("ddp"), a budget in the middle of what it needs at least and at most;
-               off: no budget, and nothing is recomputed
-micro-batches  "ddp"; 4 micro-batches against the whole batch at once
-zero           "fsdp" against "ddp": sharded storage against whole
+overlap        "fsdp"; off: each rank waits for every collective of a bucket as soon as it has started it
+recompute      "ddp", with a budget halfway between its smallest one and the peak without recompute; off: no budget,
+               and nothing is recomputed
+micro-batches  "ddp" with 4 micro-batches; off: the whole batch at once
+zero           "fsdp", with sharded storage; off: "ddp", with replicated storage
 =============  =====================================================================================================
 
-A pair is one step of each (forward, backward, fused AdamW, zero_grad) in one process, in alternating order, between
-barriers. Both train the same: losses are compared first, and where they differ there is no result. Reads a JSON list of
-runs; writes a JSON object by feature beside it (`RUNS.done.json`) after each.
+A pair is one step of each side (forward, backward, fused AdamW, zero_grad) in one process, in alternating order,
+between barriers. Both sides train the same model: their losses are compared first, and there is no result if they
+differ. The script reads a JSON list of runs, and after each writes results by feature to `RUNS.done.json`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ MODELS = {
     "gpt2": CASES["gpt2"],
 }
 FEATURES = ("overlap", "recompute", "micro-batches", "zero")
-WARM_UP, MICRO_BATCHES = 2, 4
+WARM_UP, MICRO_BATCHES = 2, 4  # steps before measuring; micro-batches with that feature on
 
 
 @contextmanager
 def waited_at_once() -> Iterator[None]:
-    """No collective of a bucket runs beside compute."""
+    """Wait for each collective of a bucket as soon as it starts, so that none overlaps with compute."""
     begin = Flight.__init__
 
     def at_once(flight: Flight, *args: Any, **kwargs: Any) -> None:
@@ -69,14 +69,14 @@ def waited_at_once() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Side:
-    """A way to train: the plan, and what a step runs in."""
+    """One side of a pair: the plan, and a context for its steps."""
 
     plan: Plan
     around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def sides(feature: str, case: Case, ranks: int) -> tuple[Side, Side]:
-    """The feature on, and off."""
+    """The sides with the feature on, and off."""
 
     def made(scheme: str, count: int = 1, budget: int = 1 << 60, *more: str) -> Plan:
         rows = ranks * case.rows // count
@@ -104,7 +104,7 @@ def sides(feature: str, case: Case, ranks: int) -> tuple[Side, Side]:
 
 
 def _smallest(planned: Callable[[], Plan]) -> int:
-    """The smallest budget that has a plan, in bytes, from one that asks for a plan where none fits."""
+    """The smallest budget that has a plan, in bytes; `planned` asks for a plan with a budget that is too small."""
     try:
         made = planned()
     except InfeasibleError as error:
@@ -115,7 +115,7 @@ def _smallest(planned: Callable[[], Plan]) -> int:
 
 
 class Trained:
-    """A model that runs a side's plan, with its optimizer."""
+    """A model under a side's plan, with its optimizer."""
 
     def __init__(self, side: Side, case: Case, ranks: int) -> None:
         self.side, self.case, self.ranks = side, case, ranks
@@ -125,7 +125,7 @@ class Trained:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def parts(self, step: int) -> list[Batch]:
-        """The step's batch, micro-batch by micro-batch."""
+        """The micro-batches of a step."""
         many, whole = self.side.plan.micro_batches, batch(self.case, step, self.ranks * self.case.rows)
         rows = self.ranks * self.case.rows // many
         return [{name: t[i * rows : (i + 1) * rows] for name, t in whole.items()} for i in range(many)]
@@ -150,7 +150,7 @@ class Trained:
         return time.perf_counter() - start
 
     def peak_bytes(self, step: int) -> int:
-        """Of the rank that has most."""
+        """The largest peak of any rank."""
         parts = self.parts(step)
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         inputs = [t for some in parts for t in some.values()]
@@ -162,7 +162,7 @@ class Trained:
 
 
 def compare(feature: str, case: Case, pairs: int) -> dict[str, Any]:
-    """Medians of both sides, and of the ratio off / on in a pair with its 95 % interval."""
+    """Median figures of both sides, and the median ratio off / on in a pair with its 95 % interval."""
     ranks = dist.get_world_size()
     given = [sides(feature, case, ranks) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(given)

@@ -1,7 +1,7 @@
-"""Results, one JSON line a run: what is done stays done, whenever a run is killed.
+"""Results as one JSON line per run, such that finished runs survive a kill at any time.
 
-Every worker appends to a file of its own; what is done is what any of the files of the folder says. A line is written
-by one call and reaches the disk before the next run begins; one that was cut short counts for nothing.
+Every worker appends to a file of its own; a run is done if any file in the folder holds it. A line is written by one
+call and reaches the disk before the next run begins; an incomplete last line is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The lines of all workers; of two of the same key the later one of a file, the file of the later name.
+    """The records of all workers. Of several with one key, the last counts, in order of file names and lines.
 
     Raises SystemExit for a damaged line that is not a file's last.
     """
@@ -33,7 +33,7 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def append(folder: Path, worker: int, record: Record) -> None:
-    """Add a line to the worker's file, in place of one that was cut short."""
+    """Append a line to the worker's file, in place of an incomplete last line."""
     path = folder / f"runs.{worker}.jsonl"
     with path.open("ab+") as file:
         file.seek(0)

@@ -1,4 +1,4 @@
-"""Tables of what each feature is worth, as Markdown and as LaTeX (booktabs)."""
+"""Tables of the ablation, as Markdown and as LaTeX (booktabs)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from autopar.sizes import show_bytes
 
 _GIB = 1 << 30
 _NOTHING = 1e-3
-"""Plans are solved to a gap of a thousandth: what is less is no difference."""
+"""Relative differences of step time below this are shown as 0: plans are solved to a gap of 0.1 %."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A feature off beside it on, in one case."""
+    """One case with a feature on and off."""
 
     feature: str
     on: Record
@@ -35,14 +35,15 @@ class Effect:
 
     @property
     def slower(self) -> float | None:
-        """By how much of the step with the feature on; None where one of the two does not fit."""
+        """Additional step time with the feature off, relative to that with it on; None if either does not fit."""
         if self.on["fits"] and self.off["fits"]:
             return float(self.off["step_seconds"] / self.on["step_seconds"] - 1)
         return None
 
     @property
     def more_bytes(self) -> int | None:
-        """At the peak; where only the plan with the feature fits, what the other would need at least above it."""
+        """Additional peak bytes with the feature off; if that does not fit, its smallest budget takes the peak's place.
+        None if the plan with the feature does not fit."""
         off = self.off["peak_bytes"] if self.off["fits"] else self.off["smallest_budget_bytes"]
         return None if off is None or not self.on["fits"] else int(off - self.on["peak_bytes"])
 
@@ -75,7 +76,7 @@ def case_name(record: Record) -> str:
 
 
 def planned_effects(records: Sequence[Record]) -> list[Effect]:
-    """Of every planned run whose case was run with nothing off."""
+    """The effects of all planned runs whose case also has a run with every feature on."""
     base = {case_name(r): r for r in records if r["kind"] == "planned" and r["feature"] == BASE}
     found = []
     for record in records:
@@ -242,7 +243,7 @@ def _measured(records: Sequence[Record]) -> Table:
 
 
 def write_report(folder: Path, records: Sequence[Record], wanted: int) -> None:
-    """`report.md` and `tables.tex`; they say so where runs are missing."""
+    """Write `report.md` and `tables.tex`, which also say how many runs are missing."""
     made = list(tables(records))
     lines = [] if len(records) == wanted else [f"Not complete: {len(records)} of {wanted} runs.", ""]
     lines += [line for table in made for line in table.markdown()]

@@ -1,9 +1,9 @@
-"""Latency of buckets that plans do not count: what their seconds leave out where parameters move in several ways.
+"""Latency of buckets that plans leave out of their seconds, if parameters move by several kinds of conversions.
 
     python scripts/bench/bucket_latency.py
 
-Each bucket that runs is priced once more by itself. What the plan counts less is the most that its step may take
-longer, as some of it would hide behind compute.
+Each bucket of the plan is priced again by itself. The sum of what the plan counts less is an upper bound of the error
+of its step time, since compute would hide a part of it.
 """
 
 from __future__ import annotations

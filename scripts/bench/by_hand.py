@@ -1,7 +1,7 @@
-"""Data, fully sharded, tensor and sequence parallelism as one writes them by hand with torch's own means.
+"""Data, fully sharded, tensor and sequence parallelism, written by hand with torch's own API.
 
 Each function takes a model, the path of its list of blocks and a mesh of one axis, and returns the model to be trained.
-Tensor and sequence parallelism know the names of a Llama's layers.
+Tensor and sequence parallelism are for Llama alone: they rely on its layers' names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tensor_parallel(model: nn.Module, blocks: str, mesh: DeviceMesh) -> nn.Modul
 
 
 def sequence_parallel(model: nn.Module, blocks: str, mesh: DeviceMesh) -> nn.Module:
-    """Between the blocks' products, and in their norms, each rank has its part of every sequence."""
+    """Tensor parallelism in which activations outside the blocks' products are sharded by sequence positions."""
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     rows = ("self_attn.o_proj", "mlp.down_proj")
     parts, whole = Shard(1), Replicate()
@@ -55,7 +55,7 @@ def sequence_parallel(model: nn.Module, blocks: str, mesh: DeviceMesh) -> nn.Mod
         )
         plan["mlp"] = PrepareModuleInput(input_layouts=parts, desired_input_layouts=whole)
         parallelize_module(block, mesh, plan)
-    ends: dict[str, ParallelStyle] = {  # rotary embeddings take their length from what the embedding yields: whole
+    ends: dict[str, ParallelStyle] = {  # embeddings stay whole: rotary embeddings take their length from them
         f"{blocks}.0": PrepareModuleInput(
             input_layouts=(whole,), desired_input_layouts=(parts,), use_local_output=True
         ),

@@ -1,12 +1,12 @@
-"""What it costs a step that every call of a planned model is compared between the ranks (`ranks.alike`).
+"""Cost per step of the check that all ranks make the same call of a planned model (`ranks.alike`).
 
     torchrun --standalone --nproc-per-node 2 scripts/bench/call_check.py
     torchrun --standalone --nproc-per-node 4 scripts/bench/call_check.py --pairs 200
 
-A pair is one step of a small GPT-2 with the comparison and one without (forward, backward, fused AdamW, zero_grad), in
-alternating order, between barriers. The table gives the median ratio of their times in a pair with a 95 % interval by
-bootstrap, by the wall clock and in CPU seconds of all of a rank's threads; and, timed directly, the part of a step's
-seconds that is spent inside the comparison. All figures are means over the ranks.
+A pair is one step of a small GPT-2 with the check and one without (forward, backward, fused AdamW, zero_grad), in
+alternating order, between barriers. The table gives the median ratio of the two times in a pair with a 95 % bootstrap
+interval, in wall-clock seconds and in CPU seconds of all threads of a rank; and the share of a step inside the check,
+timed directly. All figures are means over the ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLOCKS = {"wall": time.perf_counter, "CPU": time.process_time}
 
 
 class Inside:
-    """Seconds inside the comparison; `off`: it is left out."""
+    """Counts seconds inside the check; with `off`, the check is skipped."""
 
     def __init__(self) -> None:
         self.seconds, self.off = 0.0, False
@@ -50,7 +50,7 @@ class Inside:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> list[float]:
-    """Seconds by each of the clocks."""
+    """Seconds of one step, by each of the clocks."""
     dist.barrier()
     begin = [clock() for clock in CLOCKS.values()]
     model(input_ids=ids, labels=ids).loss.backward()

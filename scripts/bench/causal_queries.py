@@ -1,13 +1,13 @@
-"""Causal attention on parts of the queries: what the ranks have to do, beside their share of the whole op.
+"""Causal attention with queries sharded over ranks: each rank's CPU time relative to its share of the whole op.
 
     torchrun --standalone --nproc-per-node 4 scripts/bench/causal_queries.py
     torchrun --standalone --nproc-per-node 2 scripts/bench/causal_queries.py --lengths 1024 4096 16384
 
-Forward and backward of `F.scaled_dot_product_attention(is_causal=True)`, whose queries lie on all ranks and whose keys
-and values are whole: with halves of queries swapped (`autopar.runtime.local.causal`), and under a mask of queries by
-keys. Each round takes these and the op as a whole, in one process, in turn; CPU seconds of a rank are given in units of
-its share of the whole op's in the same round, medians over the rounds: for the rank that does least, and for the one
-that does most. A step waits for that one.
+Forward and backward of `F.scaled_dot_product_attention(is_causal=True)` with sharded queries and replicated keys and
+values, in two ways: with halves of queries swapped between ranks (`autopar.runtime.local.causal`), and with a mask of
+queries by keys. Each round runs both ways and the whole op in one process. A rank's CPU seconds are divided by its
+share (1 / ranks) of the whole op's in the same round. The table gives the medians over rounds for the rank with the
+least work and for that with the most, for which a step waits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def seconds_of(run: Callable[..., torch.Tensor], tensors: Tensors) -> float:
 
 
 def of_parts(local: str, mesh: LocalMesh, length: int) -> Callable[..., torch.Tensor]:
-    """This rank's part of the op, by local code."""
+    """This rank's part of the op, run by the local code named `local`."""
     ranks = mesh.shape[0]
     layouts = Layout.parse("S2"), Layout.parse("R"), Layout.parse("R")
     shape = (1, HEADS, length, SIZE)
@@ -89,7 +89,7 @@ def main() -> None:
             share = seconds_of(whole, all_of_it) / ranks
             for way, run in ways.items():
                 taken = seconds_of(run, own)
-                if round_number:  # the first warms up
+                if round_number:  # the first round is a warm-up
                     found[way].append(taken / share)
         mine = torch.tensor([statistics.median(found[way]) for way in ways])
         least, most = mine.clone(), mine.clone()

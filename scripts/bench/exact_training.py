@@ -1,4 +1,4 @@
-"""The training that `exactness.py` repeats: four micro-batches a step of other data each, clipping, a schedule."""
+"""The training loop of `exactness.py`: four micro-batches per step with different data, clipping, and a schedule."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 MICRO_BATCHES = 4
-CLIP, RATE, WARM_UP = 0.5, 1e-3, 10
+CLIP, RATE, WARM_UP = 0.5, 1e-3, 10  # gradient norm, learning rate, steps of warm-up
 Inputs = dict[str, torch.Tensor]
 
 
 def varied(inputs: Inputs, number: int) -> Inputs:
-    """Other data of the same shapes, in rows of another order: numbers anew, tokens and labels dealt out anew."""
+    """Different data of the same shapes, by `number`: new random floats; tokens and labels permuted and shifted."""
     generator = torch.Generator().manual_seed(number)
     order = torch.randperm(next(iter(inputs.values())).shape[0], generator=generator)
     made = {}
@@ -30,14 +30,14 @@ def varied(inputs: Inputs, number: int) -> Inputs:
 
 
 def rate(step: int, steps: int) -> float:
-    """Warm-up, then half a cosine; a factor of the learning rate."""
+    """Factor of the learning rate: linear warm-up, then half a cosine."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     return 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, steps - WARM_UP)))
 
 
 def train(model: nn.Module, inputs: Inputs, steps: int, after: Callable[[int], None] | None = None) -> list[float]:
-    """The losses of all micro-batches."""
+    """Train, and return the losses of all micro-batches; `after` is called after each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(rate, steps=steps))
     losses = []

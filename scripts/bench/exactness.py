@@ -1,21 +1,21 @@
-"""Training on four ranks beside training in one process: the same numbers, over many architectures.
+"""Checks over many architectures that training on four ranks gives the same numbers as in one process.
 
     torchrun --standalone --nproc-per-node 4 scripts/bench/exactness.py --out rows.jsonl           # all architectures
     torchrun --standalone --nproc-per-node 4 scripts/bench/exactness.py --models llama,t5 --kinds random
     torchrun --standalone --nproc-per-node 4 scripts/bench/exactness.py --dropout                   # bit for bit
 
 Without `--dropout`: the small architectures of tests/runtime in float64 (the models' own casts to float32 promoted),
-50 steps of AdamW with four micro-batches each, clipped gradients, warm-up and a cosine schedule, other data for every
-micro-batch. Plans are of three kinds: the best one on cheap links over four ranks ("unconstrained"), the best one with
-fsdp and tp on 2 x 2 ("forced"), and one drawn at random on 2 x 2, which is slow and runs where `--kinds` says so; of
-the first two, architectures take the one and the other in turn. `loss` is the largest difference of a loss,
-`parameters` that of a parameter or buffer after the last step, relative to the largest number of each.
+50 steps of AdamW with four micro-batches each, clipped gradients, warm-up and a cosine schedule; each micro-batch has
+different data. There are three kinds of plans: the best one on cheap links over four ranks ("unconstrained"), the best
+one with fsdp and tp on 2 x 2 ("forced"), and a random one on 2 x 2, which is slow and only runs if `--kinds` names it.
+By default, architectures alternate between the first two kinds. `loss` is the largest difference of a loss;
+`parameters` is that of a parameter or buffer after the last step, relative to the tensor's largest element.
 
-With `--dropout`: float32, dropout 0.1, two runs from one seed. `differ` counts the steps whose losses are not the same
-bits, and the tensors that are not after the last; `replicas` how many copies of a parameter were not the same bits as
-the first one's, looked at every twenty steps.
+With `--dropout`: float32, dropout 0.1, two runs from one seed. `losses differ` and `parameters differ` count losses,
+and tensors after the last step, that are not bitwise equal in both runs. `replicas differ` counts parameters of which
+ranks hold different copies, checked every twenty steps.
 
-Rows that are in `--out` already are not run again. The exit status is 1 if a row misses what is asked.
+Rows that `--out` already holds are not run again. The exit status is 1 if a row fails its check.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ CPU = torch.device("cpu")
 
 
 def beside_one_process(name: str, kind: str, steps: int, mesh: DeviceMesh) -> dict[str, Any]:
-    """The largest errors of one architecture; empty on all ranks but the first."""
+    """Train one architecture on the mesh and in one process; the largest differences, on rank 0 alone."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # libraries' advice
+        warnings.simplefilter("ignore")  # of libraries
         with Promotion():
             model, inputs = MODELS[name]()
             traced = trace(model, inputs)
-            promote(traced.graph)  # the graph alone runs, so that the mode is not needed any more
+            promote(traced.graph)  # planned calls run the graph, so they do not need the mode
 
             def make() -> str:
                 plan = plan_of(kind, name, model, traced)
@@ -119,7 +119,7 @@ def _no_replan(*_: Any) -> Any:
 
 
 def beside_itself(name: str, kind: str, steps: int, mesh: DeviceMesh) -> dict[str, Any]:
-    """Two runs from one seed, and the copies of each parameter beside each other."""
+    """Two runs from one seed, and the replicas of each parameter, must be bitwise equal; counts of differences."""
     differing = 0
 
     def look(step: int) -> None:
@@ -146,7 +146,7 @@ def beside_itself(name: str, kind: str, steps: int, mesh: DeviceMesh) -> dict[st
 
 
 def with_dropout(model: nn.Module) -> nn.Module:
-    """Dropout of a tenth wherever the model has a place for it, in attention too."""
+    """Set every dropout probability of the model to 0.1, including those of attention."""
     for module in model.modules():
         for attribute, value in list(vars(module).items()):
             if "drop" in attribute and isinstance(value, float):
@@ -157,7 +157,7 @@ def with_dropout(model: nn.Module) -> nn.Module:
 
 
 def differing_copies(model: nn.Module, mesh: DeviceMesh) -> int:
-    """How many local tensors are not the same bits on ranks that hold the same part; the same number on all ranks."""
+    """Number of local tensors that are not bitwise equal on ranks that hold replicas; equal on all ranks."""
     count = torch.zeros((), dtype=torch.int64)
     for parameter in model.parameters():
         assert isinstance(parameter, DTensor)
@@ -190,7 +190,7 @@ def is_right(row: dict[str, Any]) -> bool:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The table, in markdown's way."""
+    """The lines of the table of results."""
     columns = [key for row in rows for key in row if key != "error"]
     head = list(dict.fromkeys(columns))
     cells = [
@@ -217,7 +217,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # advice on norms over two axes
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # hints on norms over two axes
     dist.init_process_group("gloo", timeout=timedelta(minutes=30))
     meshes = {shape: init_device_mesh("cpu", shape) for shape in ((4,), (2, 2))}
     names = options.models.split(",") if options.models else list(DROPPED if options.dropout else MODELS)

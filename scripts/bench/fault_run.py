@@ -1,15 +1,15 @@
-"""Kills ranks of a training run at random, a third of them while a checkpoint is written, and looks what is lost.
+"""Kills ranks of training runs at random times, also while a checkpoint is written, and checks that no work is lost.
 
     python scripts/bench/fault_run.py                     # ten runs, forty kills, four gloo ranks; 10 to 20 minutes
     python scripts/bench/fault_run.py --runs 1 --kills 3  # a short one
 
-Each run is `examples/resume.py` under torchrun (float64, dropout on). A kill is a SIGKILL from outside to a rank drawn
-at random: at a random moment after a random step, in whatever collective that may be, or while a checkpoint is written.
-torchrun starts the ranks again. In some runs half of the kills end torchrun too, and half of the ranks go on.
+Each run is `examples/resume.py` under torchrun (float64, with dropout). A kill sends SIGKILL to a random rank:
+at a random moment after a random step, in whatever collective that is, or while a checkpoint is written. torchrun
+restarts the ranks. In some runs torchrun itself ends after half of the kills, and half as many ranks resume.
 
-Looked at: the step it goes on from is the last complete checkpoint's; the losses of every step, also of those done
-twice, are those of a run without kills (the same bits until the number of ranks changed, to 1e-9 afterwards), and so
-are the parameters of the last checkpoint; nothing waits longer than it may; no process is left. Exit code 1 where not.
+Checks: training resumes from the last complete checkpoint; the losses of all steps, also of repeated ones, equal those
+of a run without kills (bitwise until the number of ranks changes, to 1e-9 afterwards), and so do the parameters of the
+last checkpoint; nothing exceeds its timeout; no process is left over. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from resume import ByteModel
 
 from autopar import latest_checkpoint, load_checkpoint
 
-STEPS, EVERY = 60, 4
+STEPS, EVERY = 60, 4  # steps of a run; steps between checkpoints
 ROUNDING = 1e-9  # float64 over some dozens of steps, relative to a loss of about 4
 SCHEMES = ((), ("fsdp",), ("tp",), ("ddp",))
 COLUMNS = (
@@ -54,15 +54,15 @@ COLUMNS = (
 
 @dataclass
 class Found:
-    """What one run came to."""
+    """The results of one run."""
 
     kills: int = 0
-    in_saves: int = 0  # while a checkpoint was written
-    redone: int = 0  # steps that were done twice
-    lost: int = 0  # steps before the last complete checkpoint that were done twice
+    in_saves: int = 0  # kills while a checkpoint was written
+    redone: int = 0  # repeated steps
+    lost: int = 0  # repeated steps up to the last complete checkpoint: must be 0
     compared: int = 0  # losses
-    unequal: int = 0  # not the same bits on the same ranks, or not equal to rounding on others
-    worst: float = 0.0  # difference of a loss, relative
+    unequal: int = 0  # losses that differ bitwise on as many ranks, or by more than ROUNDING on fewer
+    worst: float = 0.0  # largest relative difference of a loss
     parameters: float = float("inf")  # largest difference in the last checkpoint
     hangs: int = 0
     orphans: int = 0
@@ -79,7 +79,7 @@ def words(scheme: Sequence[str], asynchronous: bool, steps: int) -> list[str]:
 
 
 def launches(ranks: int, kills: int, fewer: bool) -> list[tuple[int, int]]:
-    """Number of ranks and of kills, launch after launch; but for the last one each ends by its last kill."""
+    """(number of ranks, number of kills) of each launch; all launches but the last end with their last kill."""
     if not fewer:
         return [(ranks, kills)]
     first = (kills + 1) // 2
@@ -87,7 +87,7 @@ def launches(ranks: int, kills: int, fewer: bool) -> list[tuple[int, int]]:
 
 
 def starts(run: Run) -> list[int]:
-    """The step that each attempt has gone on from."""
+    """The steps from which the attempts have resumed."""
     return [entry["start"] for entry in run.entries() if "start" in entry]
 
 
@@ -97,13 +97,13 @@ def steps_since_start(run: Run) -> int:
 
 
 def kill_one(run: Run, found: Found, draw: random.Random, in_save: bool) -> tuple[int, int]:
-    """Kill a rank drawn at random at a moment drawn at random; the last complete step before it, and the last step."""
+    """Kill a random rank at a random time; returns the step of the last complete checkpoint, and the last step."""
     ahead = draw.randint(1, EVERY + EVERY // 2)
     run.wait(lambda: steps_since_start(run) >= ahead)
     while True:
         if in_save and not run.wait(lambda: run.partial() is not None):
             break  # training has ended
-        time.sleep(draw.uniform(0, 0.05))  # some steps, or most of a save
+        time.sleep(draw.uniform(0, 0.05))  # the time of some steps, or of most of a save
         complete = run.complete()
         if (run.partial() is not None) == in_save:
             break
@@ -117,7 +117,7 @@ def kill_one(run: Run, found: Found, draw: random.Random, in_save: bool) -> tupl
 
 
 def compare(found: Found, entries: list[dict[str, Any]], reference: dict[int, float]) -> None:
-    """Every loss that was written against the run without kills."""
+    """Compare all losses of a run with those of the run without kills."""
     exact, ranks = True, entries[0]["ranks"]
     for entry in entries:
         if "start" in entry:
@@ -146,9 +146,9 @@ def one_run(
     reference: tuple[dict[int, float], dict[str, torch.Tensor]],
     saves: list[bool],
 ) -> Found:
-    """Train with kills; `saves` says for each whether it falls into a save."""
+    """Train with kills; `saves` says for each kill whether it happens while a checkpoint is written."""
     found, run, left = Found(), Run(folder, flags, patience_seconds=300), list(saves)
-    before: list[tuple[int, int]] = []  # each kill: the last complete step and the last one
+    before: list[tuple[int, int]] = []  # for each kill: step of the last checkpoint, last step
     try:
         for number, (ranks, kills) in enumerate(plan):
             last, begun = number == len(plan) - 1, len(starts(run))

@@ -1,4 +1,4 @@
-"""Pricing a plan that is given: presets and pins decide it, and which nodes are recomputed is said."""
+"""Prices a given plan: presets and pins determine the sharding, and the caller says which nodes are recomputed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from autopar.solver.solution import read_solution
 
 @dataclass(frozen=True)
 class Priced:
-    """A step, and what its forward and backward passes take (with collectives; backward with what it replays)."""
+    """A priced step, and the seconds of its forward and backward (with collectives; backward with recompute)."""
 
     step: Prediction
     forward_seconds: float
@@ -37,14 +37,14 @@ class Priced:
 
 
 def with_flat_buffers(cluster: Cluster) -> Cluster:
-    """The cluster for systems whose parameters and gradients lie in the buffers that collectives take: no copies."""
+    """The cluster for systems that keep parameters and gradients in the collectives' flat buffers: no copies."""
     rates = [(axis, axis.bytes_per_s) for axis in cluster.axes]
     axes = tuple(replace(axis, gather_bytes_per_s=rate, scatter_bytes_per_s=rate) for axis, rate in rates)
     return replace(cluster, axes=axes)
 
 
 def before_gather_trees(cluster: Cluster) -> Cluster:
-    """The cluster for runs before NCCL 2.23 of 2024, which gathered and scattered in rings alone."""
+    """The cluster for runs before NCCL 2.23 (2024), whose all-gathers and reduce-scatters only used rings."""
     return replace(cluster, axes=tuple(replace(axis, gather_tree_seconds=None) for axis in cluster.axes))
 
 
@@ -61,10 +61,10 @@ def price(
     recomputed: Sequence[str] = (),
     used_as: Mapping[str, str] | None = None,
 ) -> Priced:
-    """One step of a causal language model on `batch` sequences a micro-batch, all devices together.
+    """Price one step of a causal language model; `batch`: sequences of a micro-batch over all devices.
 
-    `recomputed`: module paths whose nodes are replayed in backward. `used_as`: how ops read parameters, by the pattern
-    of their names: a layout, in which R is R or R+.
+    `recomputed`: paths of modules that are recomputed in backward. `used_as`: pattern of parameter names -> layout in
+    which ops must read these parameters; R stands for R or R+.
     """
     ids = torch.zeros(batch, sequence, dtype=torch.long, device="meta")
     request = request_of(cluster, precision=precision, micro_batches=micro_batches, compiled=compiled)
@@ -93,7 +93,7 @@ def price(
 
 
 def _using(strategies: Strategies, memory: StepMemory, used_as: Mapping[str, str]) -> Strategies:
-    """Strategies of ops that read parameters as wanted."""
+    """The strategies in which ops read parameters in the layouts of `used_as`."""
     found = dict(strategies)
     for node, options in strategies.items():
         for i, ref in enumerate(memory.inputs[node]):

@@ -1,12 +1,12 @@
-"""The most bytes that one rank holds while a model from the meta device gets its values, as a part of the model's.
+"""Peak bytes of one rank while a model on the meta device gets its values, relative to the size of the model.
 
     torchrun --standalone --nproc-per-node 2 scripts/bench/materialise.py                 # Llama-3.2-3B's sizes, bf16
     torchrun --standalone --nproc-per-node 4 scripts/bench/materialise.py --model 160m    # a small one
 
-Three ways: initial values (`materialise`), written to files (`export_full_state`), read from them (`load_weights`). On
-each, tensors: bytes in live storages, followed from making to freeing by a dispatch mode; process: by how much the
-process' own memory (RssAnon of Linux, looked at every 5 ms) grew at most. Both are of the worst rank. Files that are
-mapped into memory and not copied count in neither. Initial values are compared with nothing here: the tests do that.
+Three ways: initial values (`materialise`), writing to files (`export_full_state`), reading the files (`load_weights`).
+For each, `tensors`: peak bytes of live storages, tracked by a dispatch mode; `process grew`: the largest growth of the
+process' own memory (Linux' RssAnon, sampled every 5 ms). Both are those of the worst rank. Files that are mapped into
+memory without a copy do not count. The values are not checked here; the tests do that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from peak_memory import LiveStorages
 
 MODELS: dict[str, dict[str, Any]] = {
-    "3b": {  # the sizes of Llama-3.2-3B, its tied vocabulary of 128,256 words among them
+    "3b": {  # the sizes of Llama-3.2-3B
         "vocab_size": 128256,
         "hidden_size": 3072,
         "intermediate_size": 8192,
@@ -54,7 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Watched:
-    """What was measured: seconds, and bytes at the most."""
+    """What was measured: seconds, and peak bytes."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -63,7 +63,7 @@ class Watched:
 
 @contextmanager
 def watched(model: nn.Module) -> Iterator[Watched]:
-    """Measure what runs inside; what the model holds before counts as tensors, and not as growth of the process."""
+    """Measure the body. What the model holds beforehand counts in `tensor_bytes` but not in `process_bytes`."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     found, done = Watched(), threading.Event()
@@ -85,7 +85,7 @@ def watched(model: nn.Module) -> Iterator[Watched]:
 
 
 def _own_bytes() -> int:
-    """Memory of this process alone, in bytes."""
+    """Private memory of this process, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -111,7 +111,7 @@ def worst(value: float) -> float:
 
 
 def measure(sizes: dict[str, Any], mesh: DeviceMesh, folder: Path) -> list[dict[str, Any]]:
-    """One row for each way."""
+    """Measure the three ways; one row each."""
     rows = []
     model = planned(sizes, mesh)
     model_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -132,13 +132,13 @@ def measure(sizes: dict[str, Any], mesh: DeviceMesh, folder: Path) -> list[dict[
     model = planned(sizes, mesh)
     with watched(model) as found:
         autopar.load_weights(model, folder)
-        autopar.materialise(model)  # the rotary frequencies
+        autopar.materialise(model)  # the rotary frequencies, which files do not hold
     row("read from files", found)
     return rows
 
 
 def shown(rows: list[dict[str, Any]]) -> list[str]:
-    """The table; the process' share of `written` is of what came on top of its parts."""
+    """The lines of the table. For "written to files", `process grew` does not count the shards of the model."""
     lines = [
         [
             row["way"],

@@ -1,9 +1,9 @@
-"""What a GPU's products lose where rows do not begin at multiples of 16 bytes: the figures of `cost.ops.products`.
+"""How much slower a GPU's products are if rows are not aligned to 16 bytes: the figures of `cost.ops.products`.
 
     python scripts/bench/odd_products.py
 
-TFLOP/s of the three products of a linear layer on 8192 rows, forward and backward for input and weight, of random
-numbers. `rate`: of the three together; `part`: of the rate with rows at multiples of 16 bytes, same size.
+TFLOP/s of the three products of a linear layer on 8192 rows of random numbers: forward, and backward for input and
+weight. `rate`: of the three together; `part`: relative to the rate with aligned rows of the same size.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from autopar.report.tables import table
 
 ROWS, REPEATS = 8192, 10
-# Columns and depth; what is no multiple of 16 is made odd.
+# (columns, depth) of the products; OFF is added to the one that is no multiple of 16.
 SIZES = ((50264, 768), (50264, 2048), (4104, 1600), (4096, 1608))
-OFF = (0, -7, -6, -4)  # aligned to 8, 1, 2 and 4 elements
+OFF = (0, -7, -6, -4)  # rows are then aligned to 8, 1, 2 and 4 elements
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -36,7 +36,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def taken(columns: int, depth: int, dtype: torch.dtype) -> list[float]:
-    """Seconds of forward, of the gradient of the input and of that of the weight."""
+    """Seconds of forward, of the input's gradient and of the weight's gradient."""
     x, w, g = (
         torch.randn(shape, device="cuda", dtype=dtype) for shape in ((ROWS, depth), (columns, depth), (ROWS, columns))
     )

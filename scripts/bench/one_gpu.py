@@ -1,17 +1,17 @@
-"""One GPU: steps of plans under falling budgets beside the plain model's, seconds and bytes measured and predicted.
+"""One GPU: measured and predicted seconds and bytes of plans under decreasing budgets, and those of the plain model.
 
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py                # all models, a table each
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py llama --steps 20
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py bert --precision bf16 --compile --no-budgets
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py tiny --device cpu
 
-All train with the same weights on the same batch, in bf16: pure, that is weights and AdamW's moments too, or with fp32
-weights, which by hand means autocast. By hand: the model as it is, and with every block recomputed
-(`gradient_checkpointing_enable`). By autopar: without a budget, with two budgets between the peaks of these two, and
-with the least that has a plan. Plans are made from a profile of this device, taken first; beside what that predicts
-stands what the preset does. Nothing is fitted to a step: forward, backward, fused AdamW, zero_grad. Peak: the
-allocator's; "of requests": the error against what tensors asked it for, its blocks are larger. With `--compile` all
-forwards go through `torch.compile`.
+All train with the same weights on the same batch in bf16: either pure (also weights and AdamW's moments), or with fp32
+weights, for which the plain model uses autocast. Without autopar: the plain model, and the model with every block
+recomputed (`gradient_checkpointing_enable`). With autopar: without a budget, with two budgets between the peaks of
+these two, and with the smallest budget that has a plan. Plans are made from a profile of this device, which is measured
+first; the predictions of the device's preset stand beside. Nothing is fitted to steps (forward, backward, fused AdamW,
+zero_grad). The peak is the allocator's; "of requests" is the error relative to the bytes that tensors requested, since
+the allocator's blocks are larger. With `--compile`, all forwards run under `torch.compile`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from autopar.report.tables import table
 from autopar.sizes import show_bytes
 
 Batch = dict[str, torch.Tensor]
-WARM_UP = 3
+WARM_UP = 3  # steps before timing; the last of them measures the peak
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained, on what; both are made on the default device."""
+    """A model and its batch, both made on the default device."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[], Batch]
@@ -79,7 +79,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Options:
-    """How all ways train."""
+    """Options that all ways to train share."""
 
     precision: str
     compiled: bool
@@ -88,7 +88,7 @@ class Options:
 
 @dataclass
 class Ran:
-    """Steps of one way to train; without `seconds` they went out of memory."""
+    """Measured steps of one way to train; `seconds` is empty if it ran out of memory."""
 
     name: str
     plan: Plan | None = None
@@ -176,7 +176,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def without_budget(self) -> Ran:
-        """The plain model, which is returned, and the plan that is given all memory there is."""
+        """Train the plain model (whose result is returned), and under the plan without a budget."""
         plain = self.by_hand("plain")
         self.planned("autopar", self.prepared.solve())
         return plain
@@ -185,15 +185,15 @@ class Bench:
         plain = self.without_budget()
         recomputed = self.by_hand("every block recomputed", recomputed=True)
         low, high, least = recomputed.peak_bytes, plain.peak_bytes, self._least()
-        for part in (2 / 3, 1 / 3) if low and high else ():  # both ran
+        for part in (2 / 3, 1 / 3) if low and high else ():  # neither ran out of memory
             budget = round(low + (high - low) * part)
-            if least is None or budget >= least:  # what is compiled by hand may need less than any plan says of itself
+            if least is None or budget >= least:  # compiled models may need less than any plan predicts
                 self.planned(f"autopar, {show_bytes(budget)}", self.prepared.solve(memory_budget_bytes=budget))
         if least is not None:
             self.planned("autopar, the least", self.prepared.solve(memory_budget_bytes=least))
 
     def _least(self) -> int | None:
-        """The smallest budget that has a plan, if the planner can tell."""
+        """The smallest budget that has a plan; None if the planner does not find it in time."""
         try:
             self.prepared.solve(memory_budget_bytes=1)
         except InfeasibleError as error:

@@ -1,11 +1,11 @@
 """CPU seconds of each planning stage and peak memory, for full-size models on an H100 preset; each in a fresh process.
 
 python scripts/bench/plan_speed.py             # all cases
-python scripts/bench/plan_speed.py llama gpt2  # those whose name has one of the words
-python scripts/bench/plan_speed.py --time-limit 600 llama    # seconds by the clock, for a machine that others use too
+python scripts/bench/plan_speed.py llama gpt2  # cases whose name contains one of the words
+python scripts/bench/plan_speed.py --time-limit 600 llama    # a longer time limit, for a busy machine
 
-Forward: the model's own, on data-free tensors, without autopar. GiB: the peak of resident memory. Variables: those of
-the program, once equal blocks share theirs. Step: that of the plan, as predicted.
+Forward: the model's own forward on data-free tensors, without autopar. GiB: peak resident memory. Variables: those of
+the ILP after equal blocks share theirs. Step: the plan's predicted step time.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], int, int, str]] = {  # c
     "t5-small 2x4": (T5_SMALL, (2, 4), 512, 64, "70GiB"),
     "llama-3-8b 64": (LLAMA_3_8B, (64,), 8192, 64, "70GiB"),
     "llama-3-8b 8x8": (LLAMA_3_8B, (8, 8), 8192, 64, "70GiB"),
-    "llama-3-8b 8x8, 40GiB": (LLAMA_3_8B, (8, 8), 8192, 64, "40GiB"),  # not without recompute
+    "llama-3-8b 8x8, 40GiB": (LLAMA_3_8B, (8, 8), 8192, 64, "40GiB"),  # needs recompute
     "llama-3-8b 4x4x4": (LLAMA_3_8B, (4, 4, 4), 8192, 64, "70GiB"),
     "llama-3-8b 1x8": (LLAMA_3_8B, (1, 8), 8192, 1, "70GiB"),
     "llama-3-8b 8x8, one text": (LLAMA_3_8B, (8, 8), 32768, 1, "70GiB"),
     "llama-3-8b 2048x8": (LLAMA_3_8B, (2048, 8), 8192, 16384, "70GiB"),
     "llama 2 layers 8x8": (LLAMA_3_8B | {"num_hidden_layers": 2}, (8, 8), 8192, 64, "70GiB"),
-    "llama 128 layers 8x8": (LLAMA_3_8B | {"num_hidden_layers": 128}, (8, 8), 8192, 64, "1000GiB"),  # binds as little
+    "llama 128 layers 8x8": (LLAMA_3_8B | {"num_hidden_layers": 128}, (8, 8), 8192, 64, "1000GiB"),  # not binding
     "llama 2 layers 4x4x4": (LLAMA_3_8B | {"num_hidden_layers": 2}, (4, 4, 4), 8192, 64, "70GiB"),
     "llama 128 layers 4x4x4": (LLAMA_3_8B | {"num_hidden_layers": 128}, (4, 4, 4), 8192, 64, "1000GiB"),
     "llama-3-70b 32x8": (LLAMA_3_70B, (32, 8), 8192, 256, "75GiB"),
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], int, int, str]] = {  # c
 
 
 def on_meta(values: dict[str, Any]) -> PreTrainedModel:
-    """The model of a config, without data."""
+    """The model of a config, on the meta device."""
     import torch
     import transformers
 
@@ -91,7 +91,7 @@ def run_case(name: str, time_limit: float = 60) -> dict[str, Any]:
         inputs["decoder_input_ids"] = ids
     made = plan(model, inputs, cluster, memory_budget=budget, precision="bf16", time_limit=time_limit)
     planned = _cpu_seconds()
-    by_itself = not hasattr(model.config, "n_routed_experts")  # how tokens are spread over experts depends on data
+    by_itself = not hasattr(model.config, "n_routed_experts")  # routing to experts depends on data
     with torch.no_grad():
         if by_itself:
             model(**inputs)
@@ -108,7 +108,7 @@ def run_case(name: str, time_limit: float = 60) -> dict[str, Any]:
 
 
 def _cpu_seconds() -> float:
-    """User and system time of this process and of the solvers it started."""
+    """User and system time of this process and of the solver processes that it started."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

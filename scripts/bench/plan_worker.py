@@ -1,4 +1,4 @@
-"""Plans the models named on standard input, one a line, and answers each with a line of JSON; see plan_zoo.py."""
+"""Plans the models named on standard input, one per line, and answers each with a line of JSON; see plan_zoo.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from autopar.tracing import Traced
 
 
 def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Build one architecture, trace it and plan it on each mesh: its line of the table."""
+    """Build one architecture, trace it and plan it on each mesh; its record."""
     record: dict[str, Any] = {"family": family, "name": name}
     restart_peak()
     limit = float(options["cpu_seconds"])
@@ -60,7 +60,7 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
 def with_accepted_leaves(
     model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
 ) -> tuple[Prepared, tuple[str, ...]]:
-    """What `prepare` gives, with the leaves accepted that its errors offer to accept; and these constraints."""
+    """`prepare`, retried with the `leaf:` constraints that its errors suggest; also returns these constraints."""
     accepted: tuple[str, ...] = ()
     while True:
         try:
@@ -73,7 +73,7 @@ def with_accepted_leaves(
 
 
 def ruled(graph: fx.Graph, mesh: tuple[int, ...]) -> dict[str, Any]:
-    """Shares of the FLOPs of one step: under a rule, discovered, neither; and what they can be split on."""
+    """Shares of a step's FLOPs in ops with a rule, with a discovered one and without; and indices to split them on."""
     found = coverage(graph, mesh)
     total = max(sum(map(flops, found)), 1)
 
@@ -98,7 +98,7 @@ def ruled(graph: fx.Graph, mesh: tuple[int, ...]) -> dict[str, Any]:
 
 
 def planned(prepared: Prepared, mesh: tuple[int, ...], limit: float, gap: float) -> dict[str, Any]:
-    """The unconstrained plan on one mesh: the share of FLOPs that it leaves replicated, and its CPU seconds."""
+    """Solve without constraints on one mesh: the share of FLOPs that stay replicated, the gap, and CPU seconds."""
     start = time.process_time()
     try:
         with cpu_limit(limit), warnings.catch_warnings():
@@ -118,7 +118,7 @@ def planned(prepared: Prepared, mesh: tuple[int, ...], limit: float, gap: float)
 
 
 def replicated(graph: fx.Graph, plan: Plan) -> float:
-    """The share of the FLOPs that every device does."""
+    """The share of FLOPs in ops that every device computes as a whole."""
     nodes = list(graph.nodes)
     total = max(sum(map(flops, nodes)), 1)
     whole = [nodes[p.position] for p in plan.nodes if not any(f not in ("", "P", "R+") for f in p.factors)]

@@ -1,13 +1,14 @@
-"""Plans the architectures of the zoo at full size, without memory for weights, one line each.
+"""Plans the architectures of the zoo at full size on the meta device; one line of JSON each.
 
-python scripts/bench/plan_zoo.py causal-lm --every 4      # a sample; goes on where it was stopped
+python scripts/bench/plan_zoo.py causal-lm --every 4      # a sample; skips those that --out holds
 python scripts/bench/plan_zoo.py causal-lm --only Llama --mesh 8 --mesh 2x4
-python scripts/bench/plan_zoo.py --report out/plan_zoo    # no planning: a .md of what --out holds
+python scripts/bench/plan_zoo.py --report out/plan_zoo    # only writes a .md of the records in --out
 
-Each line of --out (JSON): status (planned | failed | not traced | not built), ops, shares of the FLOPs of a step that
-are under a rule, under a discovered one, under none, that can be split on an index from dim 0 of an input and on one
-that is from no input (heads, features, experts), and for each mesh the unconstrained plan: the share of FLOPs that
-every device does, the gap, CPU seconds. Devices are H100s; memory is taken to be enough.
+Each line of --out (JSON): the status (planned | failed | not traced | not built); the number of ops; shares of a step's
+FLOPs in ops with a rule, with a discovered rule and without a rule, in ops that can be split on an index from dim 0 of
+an input, and in ops that can be split on an index from no input (heads, features, experts); and for the plan without
+constraints on each mesh, the share of FLOPs that every device computes, the gap and the CPU seconds. Devices are H100s
+with enough memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from zoo_sweep import parse, parser_of, sweep
 from autopar.report.tables import table
 
 Record = Mapping[str, Any]
-# What issue 4 asks of the zoo: name, the figure of a record, and what counts as enough.
+# The goals of issue 4: name, and whether a record reaches it.
 GOALS: tuple[tuple[str, Callable[[Record], bool]], ...] = (
     ("ruled", lambda r: r["under_rule"] + r["discovered"] >= 0.99),
     ("on batch", lambda r: r["on_batch"] >= 0.95),
@@ -46,7 +47,7 @@ LEGEND = (
 
 
 def rows(records: Iterable[Record]) -> list[list[str]]:
-    """A row a family: how many architectures reach each goal, and what the first mesh's plans come to."""
+    """One row per family: how many architectures reach each goal, and figures of the plans on the first mesh."""
     found = []
     for family in FAMILIES:
         mine = [r for r in records if r["family"] == family]
@@ -68,7 +69,7 @@ DECODERS = ("causal-lm", "seq2seq-lm", "speech-seq2seq")
 
 
 def goals(records: Iterable[Record]) -> list[list[str]]:
-    """What issue 4 asks of all architectures that are traced, and how many reach it."""
+    """The goals of issue 4, and how many of the traced architectures reach each."""
     mine = list(records)
     ruled = [r for r in mine if "under_rule" in r]
     tests = dict(GOALS)
@@ -90,7 +91,7 @@ def goals(records: Iterable[Record]) -> list[list[str]]:
 
 
 def on_mesh(records: Iterable[Record]) -> list[list[str]]:
-    """A row an architecture: its plans on the meshes of a file."""
+    """One row per architecture with its plans on each mesh."""
     cells = []
     for record in records:
         for mesh, plan in record.get("plans", {}).items():
@@ -103,7 +104,7 @@ def on_mesh(records: Iterable[Record]) -> list[list[str]]:
 
 
 def without_rule(records: Iterable[Record], key: str) -> list[list[str]]:
-    """Ops by the number of architectures that they occur in."""
+    """Ops listed under `key`, by the number of architectures in which they occur."""
     holders: dict[str, list[str]] = {}
     for record in records:
         for op in record.get(key, {}):
@@ -140,7 +141,7 @@ def _markdown(head: list[str], cells: list[list[str]]) -> list[str]:
 
 
 def told(record: Record, number: int, of: int) -> str:
-    """A record as one line for people."""
+    """A record as one line of text."""
     shares = [f"{key} {record[key]:.3f}" for key in ("under_rule", "on_batch", "on_inner") if key in record]
     plans = [f"{mesh}: {plan}" for mesh, plan in record.get("plans", {}).items()]
     return "  ".join(

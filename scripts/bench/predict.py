@@ -1,9 +1,9 @@
-"""Predicted beside measured: what plans say of a step, and what real ranks on CPU (gloo) then take.
+"""Compares predictions of plans with measurements of steps on real ranks on CPU (gloo).
 
     python scripts/bench/predict.py memory                  # all pairs, a table in Markdown
-    python scripts/bench/predict.py memory gpt2 --out /tmp  # those whose description has one of the words
+    python scripts/bench/predict.py memory gpt2 --out /tmp  # pairs whose description contains one of the words
 
-Pairs of model and plan are listed in predict_pairs.json. Plans are made from models without weights.
+predict_pairs.json lists the pairs of model and plan. Plans are made from models on the meta device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The table of memory in `scripts/bench/predict.py`: peak bytes in live storages of the worst rank, beside predicted.
+"""The memory table of `scripts/bench/predict.py`: peak bytes of live storages on the worst rank, beside predicted.
 
-The measure is stricter than `torch.distributed._tools.mem_tracker`: every storage that an op of a step returns or was
-given, from its making until it is freed, those under DTensors too.
+The measurement counts more than `torch.distributed._tools.mem_tracker`: every storage that is input or output of an op
+in the step, from its allocation until it is freed, including those inside DTensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPTIONS = ("constraints", "optimizer", "micro_batches", "precision")
 
 @dataclass(frozen=True)
 class Pair:
-    """A model and how to plan it; `budget_of_ddp`: the budget as a part of what plain data parallelism would take."""
+    """A model and how to plan it; `budget_of_ddp`: the budget relative to the peak of plain data parallelism."""
 
     number: int
     model: str
@@ -49,7 +49,7 @@ class Pair:
 
 
 def pairs(words: Sequence[str] = ()) -> list[Pair]:
-    """The pairs of the file whose model or description has one of `words` (all without words)."""
+    """The pairs of the file whose model or description contains one of `words`; all if there are no words."""
     found = []
     for number, one in enumerate(json.loads(PAIRS.read_text())):
         options = {"precision": "fp32", **{name: one[name] for name in OPTIONS if name in one}}
@@ -61,7 +61,7 @@ def pairs(words: Sequence[str] = ()) -> list[Pair]:
 
 
 def plan_of(pair: Pair) -> Plan:
-    """The plan, from a model without weights."""
+    """Plan the pair, with the model on the meta device."""
     with torch.device("meta"):
         model = predict_models.build(pair.model)
     batch = {k: v.to("meta") for k, v in predict_models.batch(pair.model, pair.batch, pair.length).items()}
@@ -75,7 +75,7 @@ def plan_of(pair: Pair) -> Plan:
 
 
 def run(words: Sequence[str], out: Path) -> int:
-    """Plan all pairs, then measure them, one launch for each number of ranks; print the table."""
+    """Plan all pairs, measure them with one launch per number of ranks, and print the table."""
     chosen = pairs(words)
     plans = {}
     for pair in chosen:
@@ -89,7 +89,7 @@ def run(words: Sequence[str], out: Path) -> int:
 
 
 def table(chosen: Sequence[Pair], plans: Mapping[int, Plan], measured: Mapping[int, int]) -> list[str]:
-    """Lines of Markdown, and below them the median and the worst error."""
+    """The table in Markdown, and below it the median and the worst error."""
     lines = [
         "| model | batch | ranks | plan | recomputed | sharded | predicted | at | measured | error |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -115,7 +115,7 @@ def table(chosen: Sequence[Pair], plans: Mapping[int, Plan], measured: Mapping[i
 
 
 def _measure(chosen: Sequence[Pair], ranks: int, out: Path) -> dict[int, int]:
-    """Peak bytes of the worst rank for each pair, all in one launch."""
+    """Measure pairs with `ranks` ranks in one launch: peak bytes on the worst rank."""
     jobs = [
         {
             "number": pair.number,

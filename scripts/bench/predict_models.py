@@ -1,7 +1,7 @@
 """Models and batches of `scripts/bench/predict.py`, by name: decoders, encoders, vision and convolution.
 
-Configs are those of the published models of that size, but for dropout, which is off, and "-small" ones, which are
-narrower and shallower. Weights are random, tokens too.
+Configs are those of the published models without dropout; "-small" models are narrower and shallower. Weights and
+tokens are random.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _gpt2(layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int =
 def _decoder(
     kind: str, layers: int, width: int, heads: int, kv_heads: int, hidden: int, vocabulary: int, **other: bool
 ) -> nn.Module:
-    """A "Llama" or a "Qwen2"."""
+    """A decoder; `kind`: "Llama" or "Qwen2"."""
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
@@ -108,18 +108,18 @@ def build(name: str) -> nn.Module:
     """The model, in training mode, on the default device."""
     model = MODELS[name][0]()
     for attribute, value in {"loss_type": "ForCausalLM"}.items():
-        if name.startswith("gpt2"):  # transformers does not see it from this class's name, and would say so
+        if name.startswith("gpt2"):  # else transformers warns that it guesses
             setattr(model, attribute, value)
     return model.train()
 
 
 def batch(name: str, rows: int, length: int) -> Batch:
-    """A batch for the whole mesh: `rows` examples of `length` tokens, or of `length` x `length` pixels."""
+    """A global batch of `rows` examples of `length` tokens, or of `length` x `length` pixels."""
     return MODELS[name][1](rows, length)
 
 
 def optimizer_for(name: str, parameters: Any) -> torch.optim.Optimizer:
-    """The optimizer that a plan calls by this name."""
+    """The torch optimizer for a plan's `optimizer` name."""
     if name == "adamw":
         return torch.optim.AdamW(parameters, lr=1e-4)
     if name == "adafactor":

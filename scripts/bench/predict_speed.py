@@ -1,9 +1,9 @@
-"""CPU seconds of predicting a given plan of Llama-3-70B on 1,024 devices: time, memory over time, simulated step.
+"""CPU seconds to predict a given plan of Llama-3-70B on 1,024 devices: step time, memory over time, simulated step.
 
     python scripts/bench/predict_speed.py
 
-The plan is made first (that is planning, timed by `plan_speed.py`) and goes through its JSON form; then, from the model
-on the meta device on, everything that a prediction needs is done anew: trace, annotate, list strategies, price.
+The plan is made first (`plan_speed.py` measures planning) and converted to JSON and back. Then everything that a
+prediction needs is done again, starting from the model on the meta device: trace, annotate, list strategies, price.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     torchrun --standalone --nproc-per-node 2 scripts/bench/predict_time.py              # the table
     torchrun --standalone --nproc-per-node 2 scripts/bench/predict_time.py --clock wall
 
-In rounds, the ranks measure themselves as `autopar profile` does and then run some steps of every pair, in another
-order each time; the medians over rounds of the profile's figures are the cluster that plans are priced on, and the
-medians of the steps what they took. Nothing is fitted to a step: forward, backward, fused AdamW, zero_grad.
+In each round, the ranks profile themselves as `autopar profile` does, and then run some steps of every pair in random
+order. Plans are priced on a cluster with the medians of the profiles' figures, and compared with the medians of the
+measured steps. Nothing is fitted to steps (forward, backward, fused AdamW, zero_grad).
 
-x4: in four micro-batches; replay: blocks recomputed; whole: every rank computes all of it.
+x4: in four micro-batches; replay: with blocks recomputed; whole: every rank computes everything.
 
-`--clock cpu` (default) counts CPU seconds of a rank, all its threads together, in the profile and in the steps: on a
-machine whose cores others use too, wall-clock seconds tell of them. On cores of its own a rank takes as long.
+`--clock cpu` (default) uses CPU seconds of a rank, summed over its threads, for profiles and steps: on a machine whose
+cores other programs use too, wall-clock seconds would depend on these. With cores of its own, a rank takes as long.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def pixels(rows: int) -> Batch:
     }
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], int]] = {  # sequences of a step
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], int]] = {  # the int: sequences of a step
     "gpt2": (lambda: gpt2(4, 384, 6, VOCABULARY), lambda rows: tokens(rows, 128), 8),
     "llama": (lambda: llama(4, 384, 6, VOCABULARY), lambda rows: tokens(rows, 128), 8),
     "bert": (lambda: bert(4, 256, 4, VOCABULARY), lambda rows: tokens(rows, 128), 16),
@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], int]] =
 
 @dataclass(frozen=True)
 class Pair:
-    """A model and what its plan is asked to be. `tight`: in little more than the least memory that has a plan."""
+    """A model and the requirements of its plan; `tight`: with little more memory than the smallest budget."""
 
     model: str
     plan: str
@@ -92,7 +92,7 @@ PAIRS = [
 
 
 class Trained:
-    """A pair as it runs, and on rank 0 the graph that it is priced by."""
+    """A pair's model under its plan and, on rank 0, what is needed to price the plan."""
 
     def __init__(self, pair: Pair, cluster: Cluster) -> None:
         self.pair = pair
@@ -107,7 +107,7 @@ class Trained:
         self.plan: Plan = made[0]
         mesh = init_device_mesh("cpu", cluster.shape, mesh_dim_names=cluster.axis_names)
         self.model = autoparallelize(model, self.inputs, mesh, plan=self.plan)
-        groups: dict[type, list[nn.Parameter]] = {}  # one fused call takes DTensors or plain tensors
+        groups: dict[type, list[nn.Parameter]] = {}  # a fused call cannot mix DTensors and plain tensors
         for parameter in self.model.parameters():
             groups.setdefault(type(parameter.data), []).append(parameter)
         self.optimizer = torch.optim.AdamW([{"params": group} for group in groups.values()], lr=1e-4, fused=True)
@@ -144,7 +144,7 @@ def _planned(prepared: Prepared, pair: Pair) -> Plan:
 
 
 def median_cluster(measured: Sequence[Cluster]) -> Cluster:
-    """Of each figure the median."""
+    """The cluster with the medians of each figure."""
 
     def middle(values: Sequence[float]) -> float:
         return statistics.median(values)
@@ -176,7 +176,7 @@ def median_cluster(measured: Sequence[Cluster]) -> Cluster:
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Concordant less discordant, over all pairs of two."""
+    """Kendall's rank correlation: concordant less discordant, over the number of all pairs of pairs."""
     signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in itertools.combinations(pairs, 2)]
     return sum((s > 0) - (s < 0) for s in signs) / len(signs)
 

@@ -1,4 +1,4 @@
-"""One rank of `scripts/bench/predict.py`, under torchrun with a file of jobs: the peak of a step of each plan."""
+"""One rank of `scripts/bench/predict.py`, under torchrun: the peak of a step of each plan in a file of jobs."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from autopar import Plan, autoparallelize
 
 
 def peak_bytes(job: dict[str, Any]) -> int:
-    """Of this rank, in a step that finds optimizer states there."""
+    """Peak bytes of this rank in a step with existing optimizer states."""
     torch.manual_seed(0)
     plan = Plan.load(job["plan"])
     mesh = init_device_mesh("cpu", tuple(job["mesh"]), mesh_dim_names=plan.axis_names)
     batch = predict_models.batch(job["model"], job["batch"], job["length"])
     model = autoparallelize(predict_models.build(job["model"]), batch, mesh, plan=plan)
     optimizer = predict_models.optimizer_for(job["optimizer"], model.parameters())
-    for parameter in model.parameters():  # a step without gradients makes the optimizer's states
+    for parameter in model.parameters():  # a step with zero gradients creates the states
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
     memory = PeakMemory(torch.device("cpu"))
     with memory.measure(model, optimizer, batch):
         for _ in range(plan.micro_batches):
-            output = model(**batch)  # held during backward, as most training loops do
+            output = model(**batch)  # kept alive during backward, as in most training loops
             output.loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,11 +1,11 @@
-"""Published step times and times of single layers against autopar's, priced as given plans from device presets alone.
+"""Published times of steps and layers compared with autopar's predictions for the same plans, from presets alone.
 
     python scripts/bench/published.py            # the tables, as docs/results/published.md has them
-    python scripts/bench/published.py kor22 fms  # rows whose id has one of the words
+    python scripts/bench/published.py kor22 fms  # rows whose id contains one of the words
 
-`published_runs.csv` has the measurements with their sources: all runs of our table without pipeline parallelism and
-with a named device, one layer of Llama 2 on an unnamed one, and collectives measured on one and two nodes. RUNS says
-for each run what plan it is; nothing is fitted to any of them.
+`published_runs.csv` holds the measurements with their sources: all runs of our table without pipeline parallelism and
+with a named device, one layer of Llama 2 on an unnamed device, and collectives on one and two nodes. RUNS describes the
+plan of each run; nothing is fitted to the measurements.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Run:
-    """The plan of a published run. `replays`: which modules of layer {} of how many are recomputed.
+    """The plan of a published run. `replays`: which modules of layer {} are recomputed, and in how many layers.
 
-    `used_as`: how parameters are read (`given_plans`). `note`: what the source does otherwise than this plan, or does
-    not say.
+    `used_as`: in which layouts parameters are read (see `given_plans`). `note`: how the source differs from this plan,
+    or what it does not say.
     """
 
     model: Callable[[], nn.Module]
@@ -64,14 +64,14 @@ def lama(size: str) -> Callable[[], nn.Module]:
 
 
 def _pins(layout: str) -> tuple[str, ...]:
-    """Layout of what stands between the tensor-parallel parts of Megatron's layers."""
+    """Pins the layout of activations between the tensor-parallel parts of Megatron's layers."""
     return tuple(f"activation:blocks.*.{name} = {layout}" for name in ("ln1", "ln2", "drop1", "drop2"))
 
 
 def _megatron(
     layers: int, width: int, heads: int, tensor: int, data: int, per_group: int, micro_batches: int = 1
 ) -> Run:
-    """Table 1 of 2104.04473: data parallel over tensor parallel, every layer recomputed."""
+    """A run in table 1 of arXiv:2104.04473: data parallelism over tensor parallelism, every layer recomputed."""
     mesh = (data, tensor) if tensor > 1 else (data,)
     pins = ("tp", *_pins("S0,R")) if tensor > 1 else ("ddp",)
     model, replays = gpt(layers, width, heads), ("blocks.{}",)
@@ -87,7 +87,7 @@ def _zero(layers: int, width: int, heads: int, devices: int, per_device: int) ->
 
 
 def _fms(size: str, layers: int, replayed: float, mesh: tuple[int, ...] = (128,), preset: str = "fsdp") -> Run:
-    """`replayed`: by the row's own MFU and HFU, 3 (HFU / MFU - 1) of the layers."""
+    """A run of FMS. `replayed`: the share of recomputed layers, 3 (HFU / MFU - 1) by the row's own MFU and HFU."""
     replays = ("model.layers.{}",) if replayed else ()
     return Run(lama(size), layers, "a100", mesh, (preset,), 256, 1, "bf16", replays, replayed, "4xroce100", 4096, True)
 
@@ -148,7 +148,7 @@ def priced(run: Run, model: nn.Module | None = None, layers: int | None = None) 
     layers = layers or run.layers
     paths = [path.format(i) for i in range(round(run.replayed_layers * layers)) for path in run.replays]
     preset = Cluster.preset(run.preset, run.mesh, between_nodes=run.network)
-    cluster = before_gather_trees(with_flat_buffers(preset))  # all of them ran before 2024, or within a few nodes
+    cluster = before_gather_trees(with_flat_buffers(preset))  # all ran before 2024, or on few nodes
     return price(
         model,
         run.batch,
@@ -164,7 +164,7 @@ def priced(run: Run, model: nn.Module | None = None, layers: int | None = None) 
 
 
 def published_seconds(row: Row, run: Run) -> float:
-    """The step time that a row's figure means."""
+    """The step time in seconds that follows from a row's figure."""
     value = float(row["value"])
     if row["unit"] == "s":
         return value
@@ -177,7 +177,7 @@ def published_seconds(row: Row, run: Run) -> float:
 
 
 def steps(rows: list[Row]) -> list[tuple[Row, float, float]]:
-    """Row, published and predicted seconds of a step."""
+    """(row, published seconds, predicted seconds) of each step."""
     found = []
     for row in rows:
         run = RUNS.get(row["id"])
@@ -188,7 +188,7 @@ def steps(rows: list[Row]) -> list[tuple[Row, float, float]]:
 
 
 def layer(run: Run, form: str) -> float:
-    """Seconds of one layer: what a third one adds to two."""
+    """Seconds of one layer: the difference between three layers and two."""
     parts = []
     for layers in (2, 3):
         with torch.device("meta"):
@@ -200,7 +200,7 @@ def layer(run: Run, form: str) -> float:
 
 
 def llama_layer(batch: int) -> float:
-    """Forward seconds of one layer of Llama 2 7B for a sample, on one device."""
+    """Forward seconds per sample of one layer of Llama 2 7B on one device."""
     parts = []
     for layers in (2, 3):
         with torch.device("meta"):
@@ -221,7 +221,7 @@ def layer_times(rows: list[Row]) -> list[tuple[Row, float, float]]:
 
 
 def collectives(rows: list[Row]) -> list[tuple[Row, float, float]]:
-    """Milliseconds inside one node, or GB/s of groups over two nodes, whose network is taken from the whole group's."""
+    """Milliseconds or GB/s in one node, and GB/s of groups over two nodes, given the rate of a group of all devices."""
     found = []
     by_id = {row["id"]: float(row["value"]) for row in rows}
     for row in rows:
@@ -242,7 +242,7 @@ def collectives(rows: list[Row]) -> list[tuple[Row, float, float]]:
 
 
 def show(title: str, found: list[tuple[Row, float, float]], scale: float, unit: str, notes: dict[str, str]) -> None:
-    """One table with its median, and the rows missed by more than a quarter."""
+    """Print one table with its median error, and notes on rows with an error above 25 %."""
     if not found:
         return
     errors = [predicted / measured - 1 for _, measured, predicted in found]

@@ -1,7 +1,7 @@
 """The models of the published runs: Megatron's GPT and Llama 2.
 
-Each of Megatron's fused kernels is one op here (2104.04473, section 4.2): the mask and the scale are part of the
-softmax and of the product before it, biases of what reads them.
+Each of Megatron's fused kernels (arXiv:2104.04473, section 4.2) is one op here: mask and scale belong to the softmax
+and to the product before it, biases to the ops that read them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Core(nn.Module):
-    """Attention without the projections, and without a fused kernel: scores and probabilities are tensors."""
+    """Unfused attention without the projections: scores and probabilities are materialised as tensors."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Core(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer of Megatron-LM's GPT (2104.04473): the projection's columns are ordered by heads."""
+    """One layer of Megatron-LM's GPT (arXiv:2104.04473); the columns of the projection are ordered by heads."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Loss of a GPT with a tied head. `input_ids`: (batch, sequence)."""
+    """A GPT with a tied head, which returns the loss. `input_ids`: (batch, sequence)."""
 
     def __init__(
         self, layers: int, width: int, heads: int, vocabulary: int = 51200, sequence: int = 2048, dropout: float = 0.1
@@ -66,7 +66,7 @@ class GPT(nn.Module):
 LLAMA: dict[str, dict[str, Any]] = {
     "7B": {},
     "13B": {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40, "num_attention_heads": 40},
-    "34B": {  # Code Llama's sizes: Llama 2 34B was described, never released
+    "34B": {  # Code Llama's sizes: Llama 2 34B was never released
         "hidden_size": 8192,
         "intermediate_size": 22016,
         "num_hidden_layers": 48,

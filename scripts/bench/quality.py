@@ -1,12 +1,12 @@
-"""How much faster the chosen plan is than the best of the known schemes, at full size on H100 nodes, as predicted.
+"""Predicted speed of the chosen plan relative to the best known scheme, for full-size models on H100 nodes.
 
 python scripts/bench/quality.py                # all models
-python scripts/bench/quality.py llama vit      # those whose name has one of the words
+python scripts/bench/quality.py llama vit      # models whose name contains one of the words
 
-Meshes of 8, 64 and 512 devices; a batch that grows with them; bf16 compute with fp32 master weights, 70 GiB a device.
-Every scheme is itself the best plan in which the scheme holds, at the same prices and under the same budget. `ratio` is
-the chosen plan's seconds by the fastest scheme's that fits: below 1 is faster; by the cost model, and by the simulator,
-which plays all schemes' events. `apart`: the most that the two differ, of all these plans.
+Meshes have 8, 64 and 512 devices, the batch grows with them; bf16 compute with fp32 master weights, 70 GiB per device.
+Each scheme is represented by the best plan that it allows, with the same prices and budget. `ratio`: the chosen plan's
+seconds over those of the fastest scheme that fits (below 1: faster), by the cost model; `simulated`: the same by the
+simulator. `apart`: the largest relative difference between cost model and simulator over these plans.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from autopar.sizes import show_bytes
 BUDGET = "70GiB"
 SCHEMES = ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp")
 MESHES = {8: (8,), 64: (8, 8), 512: (64, 8)}
-MODELS: dict[str, tuple[dict[str, Any], int, int]] = {  # config, tokens (or pixels) of a sample, samples a device
+MODELS: dict[str, tuple[dict[str, Any], int, int]] = {  # config, tokens (or pixels) per sample, samples per device
     "llama-3-8b": (LLAMA_3_8B, 8192, 1),
     "llama-3-70b": (LLAMA_3_70B, 8192, 1),
     "gpt2-xl": ({"architectures": "GPT2LMHeadModel", "n_embd": 1600, "n_layer": 48, "n_head": 25}, 1024, 8),
@@ -80,12 +80,12 @@ def inputs_of(model: transformers.PreTrainedModel, size: int, batch: int) -> dic
 
 
 def plans(prepared: Prepared) -> Iterator[tuple[str, Plan | None]]:
-    """The chosen plan, then one of every scheme that the mesh has axes for; None where it does not fit."""
+    """The chosen plan, then that of each scheme for which the mesh has enough axes; None if it does not fit."""
     budget = prepared.request.memory_budget_bytes
     for scheme in ("", *SCHEMES):
         try:
             yield scheme, prepared.solve(memory_budget_bytes=budget, constraints=(scheme,) if scheme else ())
-        except InputError:  # it needs another mesh
+        except InputError:  # the scheme needs another mesh
             continue
         except AutoparError:
             if not scheme:

@@ -1,12 +1,13 @@
-"""Recompute alone, on one device: autopar beside AutoSAC and the partitioner of torch.compile, at equal measured peak.
+"""Recompute on one device: autopar, AutoSAC and the partitioner of torch.compile at equal measured peak memory.
 
     python scripts/bench/recompute.py                  # blocks of GPT-2 and of Llama
     python scripts/bench/recompute.py llama --budgets 6
 
-The others run at eleven settings of their own budget; of what then fits a measured peak, the fastest counts. autopar is
-given that peak as its budget, in bytes. Peak: bytes in live storages during a real step on this CPU, the same meter
-for all. Recompute: what all ops of the step cost beyond those of the eager step, in products and in milliseconds by one
-price for all (autopar's CPU preset); beside it the CPU time that steps took, interleaved, medians.
+The other systems run at eleven settings of their own budgets; for each budget of measured peak bytes, the fastest of
+their results that fits counts. autopar is given these bytes as its budget. Peak: bytes of live storages during a real
+step on this CPU, measured in the same way for all. The cost of recompute is that of all ops of the step minus that of
+the eager step, in FLOPs of products and in milliseconds, priced for all by autopar's CPU preset. The median CPU time of
+interleaved steps stands beside it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SYSTEMS = ("autopar", "AutoSAC", "partitioner")
 
 
 def ours(build: Build, budget: int) -> Measured | None:
-    """A step under the plan for this budget; None where there is none."""
+    """Measure a step under the plan for this budget; None if there is no plan."""
     model, inputs = build(), {"x": example()}
     try:
         made = plan(model, inputs, Cluster.preset("cpu", (1,)), memory_budget=budget, optimizer="sgd")
@@ -42,7 +43,7 @@ def ours(build: Build, budget: int) -> Measured | None:
 
 
 def within(found: Sequence[Measured], budget: int) -> Measured | None:
-    """Of what fits, the one that recomputes least."""
+    """The result with the least recompute among those that fit the budget."""
     fits = [one for one in found if one.peak_bytes <= budget]
     return min(fits, key=lambda one: (one.seconds, one.peak_bytes), default=None)
 
@@ -60,7 +61,7 @@ def rows_of(name: str, count: int, steps: int) -> list[list[str]]:
     chosen: list[dict[str, Measured | None]] = []
     for budget in budgets:
         one = ours(build, budget)
-        # a larger budget's plan may be asked for too, as with the others' settings
+        # plans for larger budgets count too if they fit, as the other systems' settings do
         mine = within([m for m in (one, *(row["autopar"] for row in chosen)) if m is not None], budget)
         chosen.append({"autopar": mine, **{system: within(found, budget) for system, found in peers.items()}})
         print(*cells(name, show_bytes(budget), chosen[-1], eager), sep="  ", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Stacks of published blocks for `scripts/bench/recompute.py`, and what one step of such a stack costs."""
+"""Stacks of published blocks for `scripts/bench/recompute.py`, and the measured cost of a step of such a stack."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEVICE = Cluster.preset("cpu", (1,)).device
 
 
 class GPT2(nn.Module):
-    """Blocks of GPT-2 between a product and a loss."""
+    """Blocks of GPT-2 after a linear layer; returns a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class GPT2(nn.Module):
 
 
 class Llama(nn.Module):
-    """Blocks of Llama between a product and a loss."""
+    """Blocks of Llama after a linear layer; returns a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ def example() -> torch.Tensor:
     return torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-# -- one price for all ------------------------------------------------------------------------------------------------
+# -- prices of ops, the same for all systems --------------------------------------------------------------------------
 
 
 def op_flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """As torch counts them; the CPU's fused attention, which it does not know, by the formulas of the others."""
+    """FLOPs as torch counts them; the CPU's fused attention, which torch does not count, as that of other devices."""
     if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
         return sdpa_flop_count(*(tuple(t.shape) for t in args[:3]))
     if func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
@@ -87,7 +87,7 @@ def op_flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def op_seconds(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Of one op of ATen on autopar's CPU preset: products and then memory traffic; views are free."""
+    """Seconds of an ATen op by autopar's CPU preset: compute plus memory traffic; views are free."""
     if func.is_view or func is aten.detach.default:
         return 0.0
     tensors = [t for t in pytree.tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
@@ -96,7 +96,7 @@ def op_seconds(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 
 
 class StepMeter(LiveStorages):
-    """The peak of live bytes, as `scripts/bench/predict.py` measures it, and the price of all ops that ran."""
+    """Measures peak live bytes, as `scripts/bench/predict.py` does, and adds up the prices of all ops that run."""
 
     def __init__(self, tensors: list[Any]) -> None:
         super().__init__(tensors)
@@ -110,7 +110,7 @@ class StepMeter(LiveStorages):
 
 
 class Measured:
-    """What one way to run a step costs: peak bytes, price of its ops, and CPU seconds of steps that `time` ran."""
+    """The cost of one way to run a step: peak bytes, prices of its ops, and CPU seconds of the steps of `time`."""
 
     def __init__(self, model: nn.Module, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
         x = example()
@@ -120,7 +120,7 @@ class Measured:
             for parameter in model.parameters():
                 parameter.grad = None
 
-        step()  # compilers compile, caches fill
+        step()  # a warm-up: compilers compile, caches fill
         with StepMeter([*model.parameters(), *model.buffers(), x]) as meter:
             step()
         self.peak_bytes, self.seconds, self.flops = meter.peak_bytes, meter.seconds, meter.flops
@@ -128,7 +128,7 @@ class Measured:
         self.cpu_seconds: list[float] = []
 
     def time(self) -> None:
-        """One more step by the clock of this process's CPU time."""
+        """Run one more step, and record its CPU time."""
         start = time.process_time()
         self.step()
         self.cpu_seconds.append(time.process_time() - start)

@@ -1,9 +1,9 @@
 """Two other systems that choose what to recompute, as `scripts/bench/recompute.py` runs them.
 
 AutoSAC (`torch.distributed._tools`): an estimator of each module's trade-off, an integer program that chooses modules
-and how much of each to drop, and a policy by op for `torch.utils.checkpoint`. Its prices of ops are those that all
-three are judged by, in place of its roofline, which wants a GPU. It needs pwlf, and that scipy, which the requirements
-leave out.
+and how much of each to drop, and a policy by op for `torch.utils.checkpoint`. Here it uses the prices of ops by which
+all three systems are compared, in place of its roofline model, which needs a GPU. It needs pwlf and scipy, which the
+requirements do not contain.
 
 The partitioner of torch.compile: min-cut with `activation_memory_budget`, under AOTAutograd without a compiler.
 """
@@ -42,7 +42,7 @@ FRACTIONS = [i / 10 for i in range(11)]
 
 
 def partitioned(build: Callable[[], nn.Module], budget: float) -> Measured:
-    """A step under AOTAutograd, `budget` as the partitioner understands it: 0 to 1."""
+    """Measure a step under AOTAutograd; `budget`: the partitioner's `activation_memory_budget`, 0 to 1."""
     model = build()
     run = aot_module(model, fw_compiler=nop, bw_compiler=nop, partition_fn=min_cut_rematerialization_partition)
     with config.patch(activation_memory_budget=budget):
@@ -53,13 +53,13 @@ def partitioned(build: Callable[[], nn.Module], budget: float) -> Measured:
 
 
 def _priced(func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
-    """An op's result and milliseconds."""
+    """Run an op; returns its result and its price in milliseconds."""
     out = func(*args, **(kwargs or {}))
     return out, 1e3 * op_seconds(func, args, kwargs or {}, out)
 
 
 class AutoSAC:
-    """Estimated once for a model; plans by budget."""
+    """AutoSAC for one model: estimates once, then plans for each budget."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self.build = build
@@ -93,7 +93,7 @@ class AutoSAC:
         self.most_bytes = get_peak_memory_runtime_baseline(self.graph)[0]
 
     def measured(self, fraction: float) -> Measured | None:
-        """A step under this part of the peak that it estimates; None where it finds no plan."""
+        """Measure a step with `fraction` of the estimated peak as budget; None if it finds no plan."""
         decisions, _, peak = sac_milp(self.graph, fraction * self.most_bytes / 2**30)
         if peak < 0:
             return None
@@ -107,7 +107,7 @@ class AutoSAC:
 
 
 def _checkpoint(module: nn.Module, keeps: list[int], stats: SACStats) -> None:
-    """Run a module's forward under a policy that says of every op in order whether its result is kept."""
+    """Checkpoint a module's forward under a policy that says for each op, in order, whether its result is saved."""
     forward = module.forward
 
     def policies() -> Any:

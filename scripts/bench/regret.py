@@ -1,14 +1,14 @@
-"""Regret: the measured step of autopar's own choice beside the best of six measured plans, on real ranks.
+"""Regret on real ranks: the measured step of autopar's choice compared with the best of six measured plans.
 
     torchrun --standalone --nproc-per-node 2 scripts/bench/regret.py                     # a mesh of (2,)
     torchrun --standalone --nproc-per-node 4 scripts/bench/regret.py --mesh 2 2
 
-The ranks measure themselves as `autopar profile` does; plans are made on the medians. Then all six plans of a model run
-steps (forward, backward, fused AdamW, zero_grad) in rounds, in another order each time, each of them made `--twins`
-times: of one plan, two models differ by where their tensors lie, and how far they lie apart tells how fine the
-measurement is. A plan takes the median of its twins, and a step what its slowest rank took. CPU seconds are those of a
-rank, all its threads; wall-clock seconds stand beside them and, on cores that others use too, tell of the others. The
-plan is asked to be fastest in the seconds of `--clock`.
+The ranks profile themselves as `autopar profile` does; plans are made with the medians. Then all six plans of a model
+run steps (forward, backward, fused AdamW, zero_grad) in rounds, in random order. `--twins` models run each plan: they
+differ only in where their tensors are in memory, so their spread ("twins apart") shows the error of the measurement. A
+plan's time is the median of its twins, a step's that of its slowest rank. CPU seconds are summed over a rank's threads;
+wall-clock seconds stand beside them, and also depend on other programs on the same cores. autopar minimises the
+seconds of `--clock`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def step_of(one: Trained) -> Step:
 
 
 def measured(trained: Sequence[Trained], rounds: int, steps: int) -> list[tuple[float, float]]:
-    """Medians of each plan's steps, each step as long as on its slowest rank."""
+    """Median (CPU, wall) seconds of each model's steps; a step takes as long as its slowest rank."""
     taken: list[list[Step]] = [[] for _ in trained]
     chance = random.Random(0)
     for _ in range(rounds):
@@ -92,7 +92,7 @@ def rows_of(model: str, cluster: Cluster, twins: int, rounds: int, steps: int) -
 
 
 def _is_alike(one: Plan, other: Plan) -> bool:
-    """Whether two plans store, send and replay the same: what they take differs by chance alone."""
+    """Whether two plans have equal storage, collectives and recompute: their times then differ by chance alone."""
     return (one.parameters, one.collectives, one.recompute) == (other.parameters, other.collectives, other.recompute)
 
 

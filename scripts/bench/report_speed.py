@@ -1,11 +1,10 @@
-"""How large the HTML report of a full-size plan is, and how soon Chromium has it open; with --pictures, how it looks.
+"""Size of the HTML report of a full-size plan, and time to open it in Chromium; with --pictures, screenshots of it.
 
     python scripts/bench/report_speed.py                            # plans Llama-3-70B on 256 H100s, beside all schemes
     python scripts/bench/report_speed.py --plan plan.json --pictures out/report
 
-Each of --repeats openings is a browser of its own with an empty cache and no window. The seconds are of the page's own
-clock, from the start of its navigation: "loaded" until it was read and its script had run, "open" until it was laid out
-in full.
+Each of --repeats measurements starts a headless browser with an empty cache. Seconds are by the page's own clock, from
+the start of navigation: "loaded" until the page is read and its script has run, "open" until its layout is complete.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def main() -> None:
 
 
 def _full_size() -> Plan:
-    """As `autopar compare llama-3-70b --mesh 32x8 --batch 256 --seq 8192 --memory 75GiB --tradeoff 5` has it."""
+    """The plan of `autopar compare llama-3-70b --mesh 32x8 --batch 256 --seq 8192 --memory 75GiB --tradeoff 5`."""
     source = load_source("llama-3-70b", batch=256, sequence=8192)
     cluster = Cluster.preset("h100", (32, 8), ("dp", "tp"))
     return compare(source.model, source.meta_args, cluster, memory_budget="75GiB", time_limit=300, tradeoff=5)
@@ -85,7 +84,7 @@ def _visit(browser: str, file: Path, profile: Path) -> dict[str, Any]:
 
 
 def _pictures(browser: str, file: Path, folder: Path) -> Iterator[list[str]]:
-    """Chromium's windows are 500 px wide at least, so that a phone's page is in a frame."""
+    """Take screenshots. Chromium's windows are at least 500 px wide, so a phone's page is shown in a frame."""
     for scheme in ("light", "dark"):
         for width in (1440, 360):
             shown = file

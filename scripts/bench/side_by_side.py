@@ -1,4 +1,4 @@
-"""Two models trained side by side in one process, where they can in little more than the memory of one."""
+"""Two models trained in one process; if both store parameters alike, in little more memory than one model needs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from peak_memory import LiveStorages
 
 
 class Trained:
-    """A model with its optimizer and what it is fed."""
+    """A model with its optimizer and its batches."""
 
     def __init__(self, model: nn.Module, case: Case, whole: bool) -> None:
         self.model, self.case, self.whole = model, case, whole
-        groups: dict[type, list[nn.Parameter]] = {}  # one fused call takes DTensors or plain tensors
+        groups: dict[type, list[nn.Parameter]] = {}  # a fused call cannot mix DTensors and plain tensors
         for parameter in model.parameters():
             groups.setdefault(type(parameter.data), []).append(parameter)
         self.optimizer = torch.optim.AdamW([{"params": group} for group in groups.values()], lr=1e-4, fused=True)
@@ -48,15 +48,15 @@ class Trained:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(loss.detach())  # read last: neither waits for it before it must
+        return float(loss.detach())  # read last, since it synchronises with the device
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def lend_buckets(self, inputs: Batch) -> None:
-        """From now on have no memory between steps for the buckets that gradients are views of.
+        """From now on, free DistributedDataParallel's gradient buckets between steps; gradients are views of them.
 
-        DistributedDataParallel alone keeps them, and settles on them in the second backward.
+        DistributedDataParallel keeps its buckets, and allocates the final ones in the second backward.
         """
         if not isinstance(self.model, DistributedDataParallel):
             return
@@ -103,9 +103,9 @@ Twins = list[tuple[nn.Parameter, nn.Parameter]]
 
 @torch.no_grad()
 def share_parameters(ours: nn.Module, theirs: nn.Module) -> Twins:
-    """Where each rank stores the same of every parameter in both models, let it be the same memory.
+    """If each rank stores equal parts of every parameter in both models, let them share memory.
 
-    So two models need little more than one. Returns the pairs; none where any parameter is stored differently.
+    Two models then need little more memory than one. Returns the pairs of parameters, [] if any is stored differently.
     """
     named = dict(ours.named_parameters())
     twins = [(named[name], its) for name, its in theirs.named_parameters()]
@@ -121,12 +121,12 @@ def share_parameters(ours: nn.Module, theirs: nn.Module) -> Twins:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; another tensor itself."""
+    """The local tensor of a DTensor; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def as_stored(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
-    """A moment that another optimizer holds, as this one's parameter lies; its count of steps as it is."""
+    """Convert an entry of the other optimizer's state to the layout of `parameter`; a step count stays as it is."""
     if not value.ndim or not isinstance(parameter, DTensor):
         return local(value)
     return DTensor.from_local(
@@ -140,9 +140,9 @@ def as_stored(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
 
 
 def warm(ours: Trained, theirs: Trained, steps: int, twins: Twins, *, mean: bool) -> None:
-    """Steps that are not counted, in which both must have the same loss; with `twins` they take turns to update them.
+    """Warm-up steps, in which both models must have equal losses; they take turns to update shared `twins`.
 
-    From the first update on, both optimizers hold the same state of twins.
+    From the first update on, both optimizers also share the state of twins.
     """
     losses = []
     if twins:
@@ -167,7 +167,7 @@ def warm(ours: Trained, theirs: Trained, steps: int, twins: Twins, *, mean: bool
 
 
 def check_losses(losses: Sequence[tuple[float, float]], *, mean: bool) -> None:
-    """Both train the same thing: ours is the loss of the whole batch, theirs of a rank's part where `mean`."""
+    """AssertionError unless both have equal losses; with `mean`, theirs is the loss of one rank's part of the batch."""
     for ours, theirs in losses:
         whole = torch.tensor(theirs)
         if mean:
@@ -178,18 +178,18 @@ def check_losses(losses: Sequence[tuple[float, float]], *, mean: bool) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed, as GPU allocators do: else page faults fall on whoever allocates last.
+    """Let the C library keep freed memory, as GPU allocators do, so that steps have no page faults.
 
-    They came to a tenth of a step, on one model or the other by the order in which the two were built. What is kept
-    comes to as much again as is in use: see `return_freed_memory`.
+    Page faults took up to a tenth of a step, of the one model or the other, by the order in which they were built. The
+    kept memory may be as large as that in use: see `return_freed_memory`.
     """
     _tell_allocator({_TRIM_THRESHOLD: 1 << 30, _MMAP_MAX: 0})
 
 
 def return_freed_memory() -> None:
-    """Have the C library give the memory of every larger tensor back when it is freed, for what does not fit otherwise.
+    """Let the C library return the memory of every larger tensor when it is freed, if models do not fit otherwise.
 
-    Every step of either model then pays for the page faults of all that it allocates.
+    Every step of both models then pays for the page faults of all its allocations.
     """
     _tell_allocator({_MMAP_THRESHOLD: 1 << 20})
 
@@ -201,7 +201,7 @@ def _tell_allocator(options: Mapping[int, int]) -> None:
 
 
 def tidy_memory() -> None:
-    """Give back what building and planning used, once and not in a step."""
+    """Return the memory that building and planning used, so that no step has to."""
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,16 +1,16 @@
-"""Seconds from launch to the first step's end on real ranks, and what planner and runtime take of it on up to 1,024.
+"""Seconds from launch to the end of the first step on real ranks, and those of planner and runtime on up to 1,024.
 
     python scripts/bench/startup.py                          # 2, 4 and 8 ranks; 8, 64 and 1,024 with the fake group
     python scripts/bench/startup.py --ranks 2 --fake 8,1024
 
-Real ranks: one torchrun on this host (gloo) with a small GPT-2 and the preset fsdp. `launch` is what passes until a
-rank's script runs, `import` the imports of torch, transformers and autopar, `group` the process group and the mesh,
-`plan` and `apply` are `autoparallelize` (other ranks wait there for rank 0), `step` is the first step. Seconds are
-those of rank 0; `CPU s` those of all ranks together, which a loaded machine changes less.
+Real ranks: one torchrun on this host (gloo) with a small GPT-2 and the preset fsdp. `launch` is the time until a rank's
+script runs, `import` the imports of torch, transformers and autopar, `group` the process group and the mesh; `plan` and
+`apply` are parts of `autoparallelize` (other ranks wait there for rank 0), `step` is the first step. Seconds are those
+of rank 0; `CPU s` are those of all ranks together, which depend less on the load of the machine.
 
-Fake group: torch's own process group for tests, in one process that is rank 0 of so many; collectives return at once.
-What is left is the work of one rank: seconds of the CPU, and the process groups that were made, which must be one an
-axis whatever the number of ranks.
+Fake group: torch's process group for tests, in one process that is rank 0; collectives return at once. The table shows
+the work of this rank in CPU seconds, and the number of process groups made, which must be one per axis for any number
+of ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STAGES = ("launch", "import", "group", "plan", "apply", "step")
 
 
 def on_rank(launched: float, out: Path) -> None:
-    """What one of the real ranks does; it writes down when each stage ended."""
+    """Run as one of the real ranks, and write the time at which each stage ended."""
     ends = [launched, START]
     import torch
     import torch.distributed as dist
@@ -79,7 +79,7 @@ def small_gpt2() -> nn.Module:
 
 
 def on_fake_ranks(ranks: int) -> dict[str, float]:
-    """The work of rank 0 of so many on a mesh of ranks / 8 times 8, each rank with a row of its own."""
+    """Seconds of the work of rank 0 on a mesh of (ranks / 8, 8), with one row of the batch per rank."""
     import torch
     import torch.distributed as dist
     import transformers
@@ -122,7 +122,7 @@ def on_fake_ranks(ranks: int) -> dict[str, float]:
 
 
 class Clock:
-    """Seconds of the CPU between laps."""
+    """A stopwatch of CPU seconds."""
 
     def __init__(self) -> None:
         self._last = time.process_time()
@@ -134,7 +134,7 @@ class Clock:
 
 
 def launched(ranks: int) -> list[str]:
-    """One row: a launch of real ranks."""
+    """Launch real ranks; one row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command += [__file__, "--worker", str(time.time()), folder]

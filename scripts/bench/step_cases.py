@@ -1,4 +1,4 @@
-"""The models of `step_time.py` and of the ablation's measured steps, and the text that they are trained on."""
+"""Models and training text of `step_time.py` and of the ablation's measured steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and the shape of one rank's part of the batch."""
+    """A model, and the shape of each rank's part of the batch."""
 
     build: Callable[[], nn.Module]
     rows: int
@@ -42,7 +42,7 @@ def gpt2(layers: int, width: int, heads: int, vocabulary: int) -> nn.Module:
 
 
 def _sizes(layers: int, width: int, heads: int, inner: int | None = None) -> dict[str, int]:
-    """As most configs of transformers call them. `inner`: the width within feed-forward layers, if not 4 * `width`."""
+    """Config fields with the names of most transformers models; `inner`: width of feed-forward layers (4 * `width`)."""
     return {
         "num_hidden_layers": layers,
         "hidden_size": width,
@@ -91,20 +91,20 @@ CASES = {
 
 
 def build(case: Case) -> nn.Module:
-    """The same weights wherever this is called."""
+    """Build the model, with the same weights in every call and process."""
     torch.manual_seed(0)
     return case.build().train()
 
 
 @functools.cache
 def corpus() -> torch.Tensor:
-    """Some 700 kB of English about Python, as bytes."""
+    """About 700 kB of English text about Python, as bytes."""
     text = "\n\n".join(topics.topics.values()).encode()
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
 def batch(case: Case, step: int, rows: int, part: int = 0) -> Batch:
-    """Rows of text from places drawn at random."""
+    """Rows of text from random positions."""
     generator = torch.Generator().manual_seed(7919 * step + part)
     starts = torch.randint(0, len(corpus()) - case.sequence, (rows, 1), generator=generator)
     ids = corpus()[starts + torch.arange(case.sequence)]

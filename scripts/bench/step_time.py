@@ -1,24 +1,24 @@
-"""Step time of autopar against what an expert writes by hand, in interleaved pairs on real ranks; and peak memory.
+"""Step time and peak memory of autopar and of hand-written parallelism, in interleaved pairs on real ranks.
 
     torchrun --standalone --nproc-per-node 2 scripts/bench/step_time.py                # small models, seconds each
     torchrun --standalone --nproc-per-node 2 scripts/bench/step_time.py --model gpt2 --only ddp --pairs 20
 
 A pair is one step of each (forward, backward, the same fused AdamW, zero_grad) in one process, in alternating order,
-between barriers. The table gives the median of autopar's time over the other's in a pair with a 95 % interval by
-bootstrap, and the largest rank's peak of bytes in live tensors.
+between barriers. The table gives the median over pairs of autopar's time divided by the other's, with a 95 % bootstrap
+interval, and the peak bytes of live tensors on the worst rank.
 
 =====  =========================================  ===========================================================
 name   autopar                                    by hand
 =====  =========================================  ===========================================================
-ddp    constraints="ddp", each rank its part      DistributedDataParallel
-fsdp   constraints="fsdp", each rank its part     fully_shard for each block
-tp     constraints="tp", the batch on every rank  parallelize_module (Llama alone)
+ddp    constraints="ddp", batch split by rank     DistributedDataParallel
+fsdp   constraints="fsdp", batch split by rank    fully_shard for each block
+tp     constraints="tp", batch on every rank      parallelize_module (Llama alone)
 sp     the same                                   parallelize_module with sequence parallelism (Llama alone)
 =====  =========================================  ===========================================================
 
-With `--own` autopar is not pinned, and stands beside the same.
+With `--own`, autopar chooses its own plan, without these constraints.
 
-Batches are text: the reference pages of Python's own documentation (`pydoc_data.topics`), one token a byte.
+Batches are text: the reference pages of Python's own documentation (`pydoc_data.topics`), one token per byte.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from step_cases import CASES, batch, build
 
 
 def compare(name: str, kind: str, own: bool, pairs: int, warm_up: int) -> list[str]:
-    """One row of the table; `own`: ours is not pinned to the kind."""
+    """One row of the table; `own`: autopar is not constrained to the kind."""
     case, ranks = CASES[name], dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("ranks",))
     parts = kind not in ("tp", "sp")
@@ -82,7 +82,7 @@ def compare(name: str, kind: str, own: bool, pairs: int, warm_up: int) -> list[s
 
 
 def median_with_interval(ratios: Sequence[float], draws: int = 10_000) -> tuple[float, float, float]:
-    """2.5 %, 50 % and 97.5 %: of the median of resampled pairs, the median itself in the middle."""
+    """The median of the ratios between the bounds of its 95 % interval, by bootstrap over pairs."""
     chance = random.Random(0)
     medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(draws))
     return medians[int(0.025 * draws)], statistics.median(ratios), medians[int(0.975 * draws)]

@@ -1,11 +1,12 @@
-"""Planning under budgets that bind: CPU seconds, gap and step between the smallest budget and what is free of one.
+"""Planning under binding budgets: CPU seconds, gap and step time, from the smallest budget up to one that is slack.
 
 python scripts/bench/tight_budgets.py                # all models
-python scripts/bench/tight_budgets.py llama vit      # those whose name has one of the words
+python scripts/bench/tight_budgets.py llama vit      # models whose name contains one of the words
 
-`smallest`: the smallest budget that has a plan, as the error of a budget of 1 MiB says, and the seconds until it does.
-`free`: the peak where no budget binds. `at`: how far between the two a budget is. `step`: by that of the free plan.
-Models are those of `quality.py`, at full size on an H100 preset; bf16 compute with fp32 master weights, a minute each.
+`smallest`: the smallest budget that has a plan, as the error for a budget of 1 MiB says, and the seconds until then.
+`free`: the peak without a binding budget. `at`: the position of a budget between these two. `step`: relative to the
+plan without a binding budget. Models are those of `quality.py`, at full size on an H100 preset; bf16 compute with fp32
+master weights, a minute each.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from autopar.sizes import show_bytes
 
 MESHES = (8,), (2, 4), (8, 8)
 BETWEEN = (0.02, 0.1, 0.3, 0.6)
-NONE = 2**60
+NONE = 2**60  # bytes: a budget that never binds
 
 
 def solved(prepared: Prepared, budget: int) -> tuple[Plan, float]:
-    """The plan, and the CPU seconds that solving took."""
+    """The plan, and the CPU seconds of the solve."""
     begun = time.process_time()
     return prepared.solve(memory_budget_bytes=budget), time.process_time() - begun
 
 
 def smallest_of(prepared: Prepared) -> tuple[int, float]:
-    """The smallest budget, and the CPU seconds until it is known."""
+    """The smallest budget that has a plan, and the CPU seconds until it is known."""
     begun = time.process_time()
     try:
         prepared.solve(memory_budget_bytes=2**20)

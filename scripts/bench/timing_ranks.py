@@ -1,4 +1,4 @@
-"""What scripts share that measure this machine and steps on its ranks, in rounds."""
+"""Shared parts of scripts that profile this machine and measure steps on its ranks, in rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from side_by_side import keep_freed_memory
 
 
 def timing_options(about: str | None) -> argparse.ArgumentParser:
-    """The options of a script that measures this machine and steps on it, in rounds."""
+    """The options that these scripts share."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0] if about else "")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of a plan in a round")
@@ -21,7 +21,7 @@ def timing_options(about: str | None) -> argparse.ArgumentParser:
 
 
 def start_rank() -> None:
-    """This process as one rank of one thread."""
+    """Initialise this process as a rank with one thread."""
     keep_freed_memory()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

@@ -1,12 +1,12 @@
-"""CPU seconds of a trace, of torch.export (non-strict) and of torch._dynamo capture: full-size models on meta.
+"""CPU seconds of autopar's trace, of torch.export (non-strict) and of torch._dynamo, for full-size models on meta.
 
 python scripts/bench/trace_speed.py                 # all models
-python scripts/bench/trace_speed.py gpt2 t5         # those whose name has one of the words
+python scripts/bench/trace_speed.py gpt2 t5         # models whose name contains one of the words
 python scripts/bench/trace_speed.py --repeats 5 --markdown out/trace_speed.md --note "2 shared CPU cores"
 
-Each model and each way of tracing has a process of its own, in which every measurement is made `--repeats` times on a
-new model (less often once it has taken 30 s); the median counts. `first` is the first trace, with all that is imported
-at the first use. dynamo's seconds include one run of the captured graph on meta.
+Each combination of model and tracer has a process of its own, which repeats the measurement `--repeats` times on a new
+model (less often once it has taken 30 s); the median counts. `first` is the first trace, which includes imports.
+dynamo's seconds include one run of the captured graph on meta.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import nn
 
 from autopar.report.tables import table
 
-# What differs from the default config, which is the full-size model of this name elsewhere.
+# Differences from the default config of each architecture, which is that of a full-size model.
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"architectures": "GPT2LMHeadModel"},
     "llama-7b": {"architectures": "LlamaForCausalLM"},
@@ -52,7 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "d_ff": 4096,
         "num_layers": 24,
         "num_heads": 16,
-        "decoder_start_token_id": 0,  # the published models'; the library's default is none
+        "decoder_start_token_id": 0,  # as in published models; the default is None
     },
     "mixtral-8x7b": {"architectures": "MixtralForCausalLM"},
     "deepseek-v3": {"architectures": "DeepseekV3ForCausalLM"},
@@ -60,11 +60,11 @@ MODELS: dict[str, dict[str, Any]] = {
 DEPTHS = (2, 8, 32, 128)
 COMPARED = tuple(name for name in MODELS if name != "deepseek-v3")
 BATCH, LENGTH = 2, 512
-_ENOUGH_SECONDS = 30
+_ENOUGH_SECONDS = 30  # after so much CPU time a measurement is not repeated
 
 
 def make(name: str, layers: int | None = None) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The model in training mode on the meta device, and its inputs, the labels among them."""
+    """The model in training mode on the meta device, and its inputs, including labels."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -76,7 +76,7 @@ def make(name: str, layers: int | None = None) -> tuple[nn.Module, dict[str, tor
     with torch.device("meta"):
         model: Any = architecture(config).train()
         if getattr(model, "loss_type", "") is None:
-            model.loss_type = "ForCausalLM"  # what the library takes anyway, after a warning that stops torch._dynamo
+            model.loss_type = "ForCausalLM"  # the default, without the warning that stops dynamo
         ids = torch.empty(BATCH, LENGTH, dtype=torch.int64)
         if name.startswith("vit"):
             return model, {"pixel_values": torch.empty(BATCH, 3, 224, 224), "labels": ids[:, 0].contiguous()}
@@ -103,7 +103,7 @@ def export(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
 
 
 def dynamo(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
-    """Capture without anything behind it: the backend counts nodes and hands the graph back."""
+    """Capture with a backend that only counts nodes and returns the graph."""
     counts = []
 
     def backend(module: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
@@ -124,7 +124,7 @@ WAYS: dict[str, Callable[[nn.Module, dict[str, torch.Tensor]], int]] = {
 
 
 def measure(way: str, name: str, repeats: int, layers: int | None) -> dict[str, Any]:
-    """CPU seconds of this process, one entry a repetition, of one way on one model."""
+    """Measure one tracer on one model in this process: CPU seconds of each repetition."""
     torch.set_num_threads(1)
     seconds, nodes = [], 0
     for _ in range(repeats):
@@ -141,7 +141,7 @@ def measure(way: str, name: str, repeats: int, layers: int | None) -> dict[str, 
 
 
 def in_process(way: str, name: str, repeats: int, layers: int | None = None) -> dict[str, Any]:
-    """`measure` in a process of its own; {"why"} where it cannot be done."""
+    """`measure` in a new process; if that fails, the reason under "why"."""
     order = json.dumps([way, name, repeats, layers])
     done = subprocess.run([sys.executable, __file__, "--measure", order], capture_output=True, text=True)
     if done.returncode:
@@ -151,7 +151,7 @@ def in_process(way: str, name: str, repeats: int, layers: int | None = None) -> 
 
 
 def compared(name: str, repeats: int) -> list[str]:
-    """A row: seconds of each way, and the ratios that count."""
+    """One row of the table: seconds of each tracer, and their ratios."""
     ways = WAYS if name in COMPARED else ("trace", "annotated")
     results = {way: in_process(way, name, repeats) for way in ways}
     medians = {way: statistics.median(r["seconds"]) for way, r in results.items() if "seconds" in r}
@@ -185,7 +185,7 @@ DEPTH_HEAD = ["layers", "nodes", "trace s", "annotated s", "trace µs a node", "
 
 
 def by_depth(repeats: int) -> list[list[str]]:
-    """Llama at several depths: the time of a node does not grow with their number."""
+    """Rows for Llama at several depths, to show that the time per node does not grow with the number of nodes."""
     rows = []
     for layers in DEPTHS:
         results = [in_process(way, "llama-7b", repeats, layers) for way in ("trace", "annotated")]

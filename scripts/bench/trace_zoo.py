@@ -1,16 +1,16 @@
-"""Traces every architecture of transformers, torchvision and timm, at full size on the meta device, one line each.
+"""Traces every architecture of transformers, torchvision and timm at full size on the meta device; one line each.
 
-python scripts/bench/trace_zoo.py                        # everything, hours; goes on where it was stopped
+python scripts/bench/trace_zoo.py                        # everything, takes hours; skips those that --out holds
 python scripts/bench/trace_zoo.py causal-lm masked-lm    # these families
 python scripts/bench/trace_zoo.py timm --only resnet --out resnets.jsonl
-python scripts/bench/trace_zoo.py causal-lm --again failed   # those whose last line says so, once more
-python scripts/bench/trace_zoo.py --again old            # those whose last line is of another tracer than this
-python scripts/bench/trace_zoo.py --report out/trace_zoo  # no tracing: .md and .csv of what --out holds
+python scripts/bench/trace_zoo.py causal-lm --again failed   # repeats those whose last line has this status
+python scripts/bench/trace_zoo.py --again old            # repeats those whose last line is from another tracer version
+python scripts/bench/trace_zoo.py --report out/trace_zoo  # only writes .md and .csv of the records in --out
 
 Each line of --out (JSON): family, name, status (whole | leaves | failed | does not run | no inputs | not built), why,
-leaves, nodes, CPU seconds, peak resident memory, a digest of the tracer's files and the day. torchvision and timm are
-optional; they may be installed without dependencies into a folder on PYTHONPATH (`pip install --no-deps --target`),
-torchvision in a build for any device.
+leaves, nodes, CPU seconds, peak resident memory, a digest of the tracer's files and the date. torchvision and timm are
+optional; they may be installed without dependencies into a folder on PYTHONPATH (`pip install --no-deps --target`), and
+torchvision may be a build for any device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zoo_sweep import parse, parser_of, sweep
 
 
 def told(record: dict[str, Any], number: int, of: int) -> str:
-    """A record as one line for people."""
+    """A record as one line of text."""
     parts = [f"[{number}/{of}]", record["family"], record["name"], record["status"]]
     if "nodes" in record:
         parts.append(f"{record['nodes']} nodes")

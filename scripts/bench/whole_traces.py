@@ -1,4 +1,4 @@
-"""The trace of a model of the zoo for a plan: of the whole model, with as little changed for it as possible."""
+"""Traces a model of the zoo for planning: without leaves if possible, and with as few changes as possible."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from autopar.planning.leaf_splits import find_splits
 from autopar.tracing import Traced, trace
 from autopar.tracing.leaves.tensors import show_leaf_tensors
 
-# What may be changed for a trace: the dtype (some models make float32 tensors themselves), a cache (a leaf that fills
-# one cannot be split), text whose tokens are known (what ends a sequence decides in some), layers left out at random
-# (and some videos do not run in training), and a model made with data (some read their buffers).
+# The possible changes: float32 (some models create float32 tensors themselves); no cache (a leaf that fills a cache
+# cannot be split); known tokens (in some models, control flow depends on the end of the sequence); eval mode (some drop
+# random layers in training, some video models do not run in training); a model with data (some read their buffers).
 FLOAT32, NO_CACHE, TEXT, EVAL = "float32", "use_cache=False", "input_ids known", "eval()"
 WITH_DATA = "built on the CPU: it reads its buffers"
 
@@ -38,21 +38,21 @@ class Found:
 
     @property
     def is_left(self) -> bool:
-        """Whether a part of the model runs whole on every rank since it could not be traced."""
+        """Whether the trace has a leaf that cannot be split, so that every rank runs all of it."""
         nodes = self.traced.graph.nodes
         return any(isinstance(node.target, LeafCall) and node.target.rule is None for node in nodes)
 
 
 def whole_trace(family: str, name: str, model: nn.Module, limit: float, options: dict[str, Any]) -> Found:
-    """The first trace without leaves, with the fewest changes.
+    """The trace without leaves that needs the fewest changes.
 
-    Where there is none, leaves are allowed, and it is the first one whose leaves can be split, or the first of all
-    once half of `limit` CPU seconds are over.
+    If there is none, leaves are allowed: the first trace whose leaves can be split; or, if there is none either or half
+    of `limit` CPU seconds are over, the first trace.
     """
     config: Any = getattr(model, "config", None)
 
     def guesses() -> list[dict[str, Any]]:
-        """Made anew for each attempt: a session of a video model keeps what it has seen."""
+        """Examples, made again for each attempt, because the session of a video model keeps state."""
         made = examples(family, model, options["batch"], options["length"])
         return [made] if isinstance(made, dict) else list(made)
 
@@ -68,7 +68,7 @@ def whole_trace(family: str, name: str, model: nn.Module, limit: float, options:
             changed = way | {WITH_DATA} if one is not model else way
             try:
                 traced = _traced(changed, one, guesses()[n], unsupported)
-            except Exception as error:  # whatever a model does with examples that do not suit it; the first is told
+            except Exception as error:  # unsuitable examples raise anything; the first error is reported
                 errors.append(error)
                 continue
             found.append(Found(one, traced, ", ".join(sorted(changed))))
@@ -80,7 +80,7 @@ def whole_trace(family: str, name: str, model: nn.Module, limit: float, options:
 
 
 def _ways(config: Any, guesses: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Sets of changes, small ones first."""
+    """All sets of changes, smallest sets first."""
     possible = [FLOAT32]
     if any(getattr(part, "use_cache", False) for part in parts_of(config)):
         possible.append(NO_CACHE)
@@ -92,7 +92,7 @@ def _ways(config: Any, guesses: list[dict[str, Any]]) -> Iterator[tuple[str, ...
 
 
 def _stages(family: str, name: str, model: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
-    """What to do about what is not supported, and the model; one with data is built when it comes to that."""
+    """(value of `trace`'s option `unsupported`, model) for each attempt; a model with data is built only if needed."""
     models = [model]
     yield "error", model
     if sum(p.numel() for p in model.parameters()) < REAL_PARAMETERS:
@@ -102,7 +102,7 @@ def _stages(family: str, name: str, model: nn.Module) -> Iterator[tuple[Any, nn.
 
 
 def _traced(way: set[str], model: nn.Module, inputs: dict[str, Any], unsupported: Any) -> Traced:
-    """The trace with these changes."""
+    """Trace the model with the changes in `way`."""
     config: Any = getattr(model, "config", None)
     text = known_text(config, inputs) if TEXT in way else {}
     caching = [part for part in parts_of(config) if getattr(part, "use_cache", False)] if NO_CACHE in way else []

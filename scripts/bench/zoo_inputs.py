@@ -1,7 +1,7 @@
-"""Examples of a model's training inputs, made from its config by modality, on the meta device.
+"""Example training inputs of a model on the meta device, made from its config by modality.
 
-Shapes follow the config (picture size, mel bins, channels). Values are known only where the model's code needs them to
-know a shape: how a batch of pictures is cut into patches, and the lengths of packed parts.
+Shapes follow the config (picture size, mel bins, channels). Inputs have known values only if the model's code derives
+shapes from them: how pictures are cut into patches, and the lengths of packed parts.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _SECONDS_OF_SOUND = 2
 _SAMPLING_RATE = 16_000
 _MELS = ("num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim")
 _MODALITIES = ("input_ids", "bbox", "pixel_values", "pixel_values_videos", "input_features", "input_values")
-_NO_LABELS = ("Dia",)  # labels of another form than one a token
-_WHOLE_WINDOWS = ("Whisper", "Qwen2Audio", "Voxtral")  # they take windows of one length, the mel bins first
-# Architectures whose sequence has one legal length: (config attribute, factor).
+_NO_LABELS = ("Dia",)  # models without labels per token
+_WHOLE_WINDOWS = ("Whisper", "Qwen2Audio", "Voxtral")  # windows of fixed length, mel bins first
+# Architectures with a single valid sequence length, as a function of the config.
 _FIXED_LENGTHS: dict[str, Callable[[Any], int]] = {
     "Reformer": lambda config: config.axial_pos_shape[0] * config.axial_pos_shape[1],
 }
 
 
 def examples(family: str, model: nn.Module, batch: int, length: int) -> Iterator[dict[str, Any]]:
-    """Examples by argument name, the likeliest first; `length` is that of text, cut to what the config allows.
+    """Guesses at the example inputs, likeliest first, by argument name; `length`: of text, limited by the config.
 
-    What a model takes beside its main input cannot be read from its signature, so there are several guesses: the next
-    one is for a model that does not run with those before. Raises ValueError where no example can be made.
+    The signature does not say what a model needs beside its main input; each guess is for a model that does not run
+    with those before it. Raises ValueError if no example can be made.
     """
     if family.startswith("tv-"):
         yield _torchvision(family, model, batch)
@@ -45,7 +45,7 @@ def examples(family: str, model: nn.Module, batch: int, length: int) -> Iterator
 
 
 def _torchvision(family: str, model: nn.Module, batch: int) -> dict[str, Any]:
-    """As the reference training recipes cut pictures and clips."""
+    """Inputs of a torchvision model, with the picture and clip sizes of the reference training recipes."""
     name = type(model).__name__
     if family == "tv-optical-flow":
         frames = torch.empty(batch, 3, 368, 496, device="meta")
@@ -61,7 +61,7 @@ def _torchvision(family: str, model: nn.Module, batch: int) -> dict[str, Any]:
 
 
 def _boxes(name: str, batch: int) -> list[dict[str, Any]]:
-    """Two boxes a picture, known: the models look at once whether they are boxes."""
+    """Detection targets with two boxes per picture; their values are known, because models check the boxes."""
     boxes, labels = torch.tensor([[10.0, 10.0, 90.0, 90.0], [50.0, 40.0, 300.0, 200.0]]), torch.tensor([1, 2])
     target: dict[str, Any] = {"boxes": known(boxes), "labels": known(labels)}
     if name == "MaskRCNN":
@@ -76,7 +76,7 @@ def _first(model: nn.Module) -> str:
 
 
 def known_text(config: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Text whose tokens are known, without padding and with its end; {} where there is none."""
+    """Replacements for text inputs with known tokens, an end token and no padding; {} if there is no text."""
     ids = inputs.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
         return {}
@@ -92,7 +92,7 @@ def known_text(config: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Maker:
-    """The inputs of one model of transformers."""
+    """Makes the inputs of one transformers model."""
 
     def __init__(self, family: str, model: nn.Module, batch: int, length: int) -> None:
         self.family, self.model, self.batch = family, model, batch
@@ -103,12 +103,13 @@ class _Maker:
         self.main = getattr(model, "main_input_name", "input_ids")
         name = type(model).__name__
         fixed = next((f for prefix, f in _FIXED_LENGTHS.items() if name.startswith(prefix)), None)
-        self.length = fixed(self.config) if fixed else min(length, _longest(self.text) // 2)  # ends are not in use
+        self.length = fixed(self.config) if fixed else min(length, _longest(self.text) // 2)  # not the maximum
         musical = self.family == "causal-lm" and name.startswith("Musicgen")
         self.codebooks = (first_int(self.text, ("num_codebooks",)) or 0) if musical else 0
 
     def guesses(self) -> Iterator[dict[str, Any]]:
-        """What is known of the architecture, else: the main input, with what has no default; all modalities; others."""
+        """The example for this very architecture, if there is one; else the main and required inputs, then with all
+        modalities, then with other shapes."""
         particular = PARTICULAR.get(type(self.model).__name__)
         if particular is not None:
             yield particular(self.config, self.batch)
@@ -143,24 +144,24 @@ class _Maker:
         return made | self._decoder(made) | self._known(made) | self._labels()
 
     def _known(self, made: Mapping[str, Any]) -> dict[str, Any]:
-        """Numbers beside the text that decide which way the model's code goes."""
-        values = {"lengths": self.length, "lang_ids": 0}  # tokens that are no padding; which language's adapter
+        """Inputs beside the text on which the model's control flow depends."""
+        values = {"lengths": self.length, "lang_ids": 0}  # number of tokens without padding; language of the adapter
         wanted = [name for name in values if name in self.parameters and "input_ids" in made]
         found = {name: known(torch.full((self.batch,), values[name])) for name in wanted}
         patch = first_int(self.config, ("patch_size",))
-        if "patch_lengths" in self.parameters and patch and "input_ids" in made:  # how bytes are put together
+        if "patch_lengths" in self.parameters and patch and "input_ids" in made:  # bytes per patch
             found["patch_lengths"] = known(torch.full((self.batch, self.length // patch), patch))
         return found
 
     def _wanted(self, name: str) -> bool:
-        """The main input, and what comes with it: text beside pictures or sound, and the boxes of words on a page."""
+        """Whether an input is needed: the main input, required ones, text with pictures or sound, boxes of words."""
         if name not in self.parameters:
             return False
         kind = type(self.model).__name__
         if name in (self.main, "bbox") or self.parameters[name].default is inspect.Parameter.empty:
             return True
         if name == "pixel_values" and kind == "GitForCausalLM":
-            return True  # GIT cuts as many tokens from its logits as a picture has, also without a picture
+            return True  # GIT removes a picture's tokens from its logits even without a picture
         if self.family != "base" and not name.startswith("input_ids"):
             return False
         encoder_decoder = getattr(self.config, "is_encoder_decoder", False)
@@ -199,8 +200,8 @@ class _Maker:
         return {"input_values": torch.empty(self.batch, _SECONDS_OF_SOUND * _SAMPLING_RATE, device="meta")}
 
     def _decoder(self, made: Mapping[str, Any]) -> dict[str, Any]:
-        """What a decoder reads, where labels do not give it."""
-        if type(self.model).__name__.startswith("Dia"):  # a row of codes for each channel
+        """Decoder inputs, if the model does not derive them from labels."""
+        if type(self.model).__name__.startswith("Dia"):  # one code per channel and position
             return {"decoder_input_ids": integers(self.batch, 64, self.config.decoder_config.num_channels)}
         headed = self.family in ("seq2seq-lm", "speech-seq2seq", "sequence-classification")
         starts = getattr(self.config, "decoder_start_token_id", None) is not None
@@ -211,14 +212,14 @@ class _Maker:
         return {"decoder_input_ids": integers(self.batch, length)}
 
     def _labels(self) -> dict[str, Any]:
-        """One label a token, a sequence or a picture, as the head wants."""
+        """Labels as the head wants them: per token, sequence or picture."""
         if "labels" not in self.parameters or self.family == "base":
             return {}
         if self.family.endswith("classification"):
             return {"labels": integers(self.batch)}
         if type(self.model).__name__.startswith(_NO_LABELS):
             return {}
-        if self.family == "ctc":  # the model compares them with its vocabulary before it does anything
+        if self.family == "ctc":  # the model first compares them with its vocabulary size
             return {"labels": known(torch.ones(self.batch, min(self.length, 64), dtype=torch.int64))}
         if self.family in ("seq2seq-lm", "speech-seq2seq") and getattr(self.config, "is_encoder_decoder", False):
             return {"labels": integers(self.batch, min(self.length, 64))}

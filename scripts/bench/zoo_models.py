@@ -1,4 +1,4 @@
-"""The zoo: every architecture by family, built from its default config at full size, without memory for weights.
+"""The zoo: all architectures by family, built from their default configs at full size on the meta device.
 
 Families of transformers are those of its Auto classes; torchvision's and timm's models come from their registries.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from zoo_torchvision import declare_torchvision_operators
 
-# family -> where transformers lists it, and what the family is called in tables
+# family -> (mapping in transformers that lists its architectures, title in tables)
 TRANSFORMERS = {
     "causal-lm": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "AutoModelForCausalLM"),
     "masked-lm": ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", "AutoModelForMaskedLM"),
@@ -38,19 +38,19 @@ TORCHVISION = {
     "tv-quantization": "torchvision.models.quantization",
 }
 FAMILIES = (*TRANSFORMERS, *TORCHVISION, "timm")
-# What a constructor asks for in so many words where the default config does not have it.
+# Config fields without a default that constructors require, with an error that says so.
 _ASKED_FOR: dict[str, dict[str, Any]] = {
     "ReformerModelWithLMHead": {"is_decoder": True},
     "MoonshineForConditionalGeneration": {"pad_token_id": 0},
     "Wav2Vec2BertForCTC": {"vocab_size": 32},
     "Wav2Vec2ConformerForCTC": {"vocab_size": 32},
 }
-# Where pictures are otherwise resized to a side drawn at random, so that no two steps have the same shapes.
+# Constructor options: without them, pictures are resized to a random size, and each step has other shapes.
 _ASKED_OF_CONSTRUCTORS: dict[str, dict[str, Any]] = {"keypointrcnn_resnet50_fpn": {"min_size": 800}}
 
 
 class NotBuilt(Exception):
-    """The default config gives no model, on the meta device or on the CPU."""
+    """No model can be built from the default config, neither on the meta device nor on the CPU."""
 
 
 def told(error: BaseException) -> str:
@@ -59,14 +59,14 @@ def told(error: BaseException) -> str:
 
 
 def title(family: str) -> str:
-    """How a family is called in tables."""
+    """The title of a family in tables."""
     if family in TRANSFORMERS:
         return TRANSFORMERS[family][1]
     return TORCHVISION.get(family, family)
 
 
 def architectures(family: str) -> list[str]:
-    """The names of a family, in the order of its registry; ImportError where its package is not installed."""
+    """The architectures of a family in the order of its registry; ImportError if its package is not installed."""
     declare_torchvision_operators()
     if family in TRANSFORMERS:
         from transformers.models.auto import modeling_auto
@@ -81,17 +81,17 @@ def architectures(family: str) -> list[str]:
 
 
 def one_of_each_kind() -> list[str]:
-    """Of timm, the first architecture by name of each of its modules: a kind of model each."""
+    """The first architecture, by name, of each module of timm; each module holds one kind of model."""
     declare_torchvision_operators()
     timm = importlib.import_module("timm")
     return [timm.list_models(module=name)[0] for name in timm.list_modules()]
 
 
 def build(family: str, name: str, *, on_cpu: bool = False) -> tuple[nn.Module, str]:
-    """The model in training mode, on the meta device, and the device it was made on; `on_cpu`: with data, on the CPU.
+    """A model in training mode on the meta device, and the device on which it was built.
 
-    Some constructors read numbers from tensors (`linspace(...).item()`), which has no answer on the meta device:
-    they run on the CPU, and the model is moved.
+    Some constructors read numbers from tensors (`linspace(...).item()`), which fails on the meta device: these models
+    are built on the CPU and then moved. `on_cpu`: build the model on the CPU, and leave it there with its data.
     """
     declare_torchvision_operators()
     with _quiet():
@@ -125,7 +125,7 @@ def _make(family: str, name: str) -> nn.Module:
 
 
 def _from_default_config(architecture: Any) -> nn.Module:
-    """A composite of two models of free choice has no default config: it gets the defaults of two common ones."""
+    """The model of the default config. A composite of two arbitrary models has none: it gets two common ones."""
     import transformers as hf
 
     composites = {
@@ -141,14 +141,14 @@ def _from_default_config(architecture: Any) -> nn.Module:
         setattr(config, key, value)
     text = config.get_text_config()
     if architecture.__name__.endswith("ForSequenceClassification") and getattr(text, "pad_token_id", None) is None:
-        text.pad_token_id = 0  # the library refuses several sequences without a padding token
+        text.pad_token_id = 0  # required for batches of several sequences
     made: nn.Module = architecture(config)
     return made
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the advice on weights and configs that libraries print while a model is made."""
+    """Suppress what libraries print about weights and configs while a model is built."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

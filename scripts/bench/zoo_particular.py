@@ -1,7 +1,7 @@
-"""Examples for architectures whose inputs only their code tells: cut-up pictures, codecs, series, given embeddings.
+"""Example inputs of architectures for which only their code says what they need: patches, codecs, time series, ...
 
-One function of (config, batch) an architecture. Sizes come from the config where it has them; what is known is what the
-code reads to find a shape (grids, masks of what is padded, where pictures stand in a text).
+There is one function of (config, batch) per architecture. Sizes come from the config if it has them. Inputs from which
+the code derives a shape have known values (grids, padding masks, positions of pictures in a text).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from zoo_sound import SOUND
 from autopar.tracing import known
 
 Example = dict[str, Any]
-_DOWN, _ACROSS = 8, 8  # patches of a picture that is handed in cut up
+_DOWN, _ACROSS = 8, 8  # patches of a picture that is passed as patches
 
 
 def _grid(t: int = 1) -> Any:
-    """How many patches a picture has: over time, down, across."""
+    """The numbers of patches of a picture: over time, down, across."""
     return known(torch.tensor([[t, _DOWN, _ACROSS]]))
 
 
@@ -42,12 +42,12 @@ def _patches(width: int) -> Callable[[Any, int], Example]:
 
 
 def _text(batch: int, length: int) -> Any:
-    """Known text."""
+    """Text with known tokens."""
     return known(torch.arange(batch * length).view(batch, length) % 50 + 100)
 
 
 def _text_with(token: int, count: int, batch: int, length: int) -> Any:
-    """Known text that has `count` places for a picture."""
+    """Text with known tokens, `count` of which are the placeholder `token` of a picture."""
     text = _text(batch, length)
     text.tensor[:, 1 : 1 + count] = token
     return text
@@ -205,14 +205,14 @@ PARTICULAR: dict[str, Callable[[Any, int], Example]] = {
     "RfDetrModel": _square(512),
     "Sam2Model": _square(1024),
     "SegGptModel": _seggpt,
-    "ShieldGemma2ForImageClassification": lambda c, batch: {  # labels are those of the text
+    "ShieldGemma2ForImageClassification": lambda c, batch: {  # labels are per token
         "input_ids": integers(batch, 512),
         "labels": integers(batch, 512),
     },
     "TimesFm2_5Model": lambda c, batch: {"past_values": floats(batch, c.context_length)},
     "TimesFmModel": _timesfm,
     "TvpModel": lambda c, batch: {
-        "input_ids": integers(1, 32),  # its positions have the shape of one
+        "input_ids": integers(1, 32),  # a batch of 1: its position ids have that shape
         "pixel_values": floats(1, c.num_frames, 3, c.max_img_size, c.max_img_size),
         "attention_mask": integers(1, 32),
     },

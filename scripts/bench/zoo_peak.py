@@ -1,4 +1,4 @@
-"""The peak of this process's resident memory since it was last asked to start anew."""
+"""Peak resident memory of this process since the last reset."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def restart_peak() -> None:
-    """Let the kernel count this process's peak of resident memory anew."""
+    """Reset the kernel's counter of this process's peak resident memory."""
     gc.collect()
-    with contextlib.suppress(OSError):  # elsewhere than on Linux the peak is that of the worker's whole life
+    with contextlib.suppress(OSError):  # not on Linux: the peak is that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes() -> int:
-    """The peak of resident memory, the libraries included."""
+    """Peak resident memory, including libraries."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM"):

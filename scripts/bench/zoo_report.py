@@ -1,4 +1,4 @@
-"""The zoo's records as tables: a summary by family, what failed and why, and one line an architecture."""
+"""The zoo's records as tables: a summary by family, failures with causes, and one line per architecture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BUILT = ("whole", "leaves", "failed", "no inputs", "does not run")
 
 
 def last_records(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The last record of each architecture; {} where there is no file yet."""
+    """The last record of each architecture; {} if there is no file yet."""
     if not path.exists():
         return {}
     records = map(json.loads, path.read_text().splitlines())
@@ -67,7 +67,7 @@ def summary(records: Records) -> list[str]:
 
 
 def cause(record: Mapping[str, Any]) -> str:
-    """Why a model was not traced, without what differs from model to model (names, numbers)."""
+    """Why a model was not traced, without names and numbers, so that equal causes have equal texts."""
     text = re.sub(r"\[at .*?\]", "", str(record.get("why", "")))
     text = re.sub(r"'[^']*'", "'…'", text)
     return re.sub(r"\d+(\.\d+)?", "N", text)[:110].strip()
@@ -79,7 +79,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def write_report(records: Records, path: Path, notes: Sequence[str]) -> None:
-    """`path`.md: summary and what was not traced whole; `path`.csv: one line an architecture."""
+    """Write `path`.md (summary, and models not traced as a whole) and `path`.csv (one line per architecture)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ["# The zoo, traced", "", *notes, told(records.values(), TRACER), "", *_markdown(_HEAD, _rows(records)), ""]
     lines += [
@@ -126,7 +126,7 @@ def _listed(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _short(text: str, width: int = 160) -> str:
-    """One line without folders of the machine it was run on."""
+    """The text on one line, shortened, without folders of the machine."""
     text = re.sub(r"/\S*?site-packages/", "", text)
     text = re.sub(r"/\S+/(\S+\.py)", r"\1", text)
     return text if len(text) <= width else text[: width - 1] + "…"

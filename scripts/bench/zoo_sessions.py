@@ -1,7 +1,7 @@
-"""Examples for the video models that follow objects: a frame, and a session in which the object is pointed at or named.
+"""Example inputs of video models that track objects: a frame, and a session with a click on the object or its name.
 
-A session remembers what it saw. These forget when a frame comes, so that each call is that of a first frame: a trace
-may call a model more than once. Their library's processors make the same from a video and what is asked for.
+A session remembers earlier frames. These sessions reset with each frame, so that every call is that of a first frame,
+since a trace may call a model more than once. The library's processors make the same inputs from a video and a prompt.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from zoo_shapes import floats
 
 
 def _first_frame(kind: str, module: str, asked: Callable[[Any], None]) -> Callable[[Any, int], dict[str, Any]]:
-    """An example maker: `asked` tells the session what is looked for."""
+    """A function that makes examples; `asked` adds the prompt to the session."""
 
     def example(config: Any, batch: int) -> dict[str, Any]:
-        """One frame whatever the batch is: a session is of one video."""
+        """One frame for any batch, as a session is of one video."""
         parent: Any = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), kind)
 
         def add_new_frame(session: Any, pixel_values: torch.Tensor, frame_idx: int | None = None) -> int:
@@ -37,7 +37,7 @@ def _first_frame(kind: str, module: str, asked: Callable[[Any], None]) -> Callab
 
 
 def _point(session: Any) -> None:
-    """A click on object 1."""
+    """Add a click on object 1."""
     click = {"point_coords": torch.full((1, 1, 1, 2), 100.0), "point_labels": torch.ones(1, 1, 1, dtype=torch.int32)}
     place = session.obj_id_to_idx(1)
     session.add_point_inputs(place, 0, {name: value.to(session.inference_device) for name, value in click.items()})
@@ -45,7 +45,7 @@ def _point(session: Any) -> None:
 
 
 def _words(session: Any) -> None:
-    """A text of 32 tokens that names what is looked for."""
+    """Add a text of 32 tokens that names the object."""
     prompt = session.add_prompt("a person")
     session.prompt_input_ids[prompt] = torch.ones(1, 32, dtype=torch.int64, device=session.inference_device)
     session.prompt_attention_masks[prompt] = torch.ones(1, 32, dtype=torch.int64, device=session.inference_device)

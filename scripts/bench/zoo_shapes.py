@@ -1,4 +1,4 @@
-"""Shapes of pictures, clips and sounds as configs name them, and what models take beside their main input."""
+"""Shapes of pictures, clips and sounds by config, and inputs that models take beside their main one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from autopar.tracing import known
 
-_PATCHES = (8, 8)  # of a picture that is handed in cut up, down and across
+_PATCHES = (8, 8)  # down and across, of a picture that is passed as patches
 _FRAMES = 200  # of sound
 
 
@@ -23,12 +23,12 @@ def floats(*shape: int) -> torch.Tensor:
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.int64) -> Any:
-    """A mask that hides nothing, known."""
+    """A mask of ones with known values, which hides nothing."""
     return known(torch.ones(shape, dtype=dtype))
 
 
 def picture(config: Any) -> tuple[int, int, int]:
-    """Channels, height and width that a vision config names."""
+    """Channels, height and width in a vision config."""
     size = getattr(config, "image_size", None) or 224
     if isinstance(size, dict):
         size = (size["height"], size["width"])
@@ -38,11 +38,11 @@ def picture(config: Any) -> tuple[int, int, int]:
 
 
 def other_shapes(config: Any, parameters: Mapping[str, inspect.Parameter], batch: int) -> Iterator[dict[str, Any]]:
-    """Further guesses at a model's inputs, to go over the first one's: only those its signature and config speak of."""
+    """Further guesses, which update the first guess at a model's inputs, as its signature and config suggest."""
     vision = getattr(config, "vision_config", config)
     if "pixel_values" in parameters and (frames := first_int(vision, ("num_frames",))):
         yield {"pixel_values": torch.empty(batch, frames, *picture(vision), device="meta")}
-    if "pixel_values" in parameters and "spatial_shapes" in parameters:  # cut into patches beforehand
+    if "pixel_values" in parameters and "spatial_shapes" in parameters:  # pictures are passed as patches
         yield _cut(vision, batch)
     if "input_values" in parameters:  # sound with a dim for its channels
         yield {"input_values": torch.empty(batch, 1, 32_000, device="meta")}
@@ -85,7 +85,7 @@ def _cut(vision: Any, batch: int) -> dict[str, Any]:
 
 
 def _gridded(grid: str, vision: Any, parameters: Mapping[str, inspect.Parameter]) -> Iterator[dict[str, Any]]:
-    """Patches of one picture in a row, and how many there are down and across."""
+    """The patches of one picture as a sequence, and their numbers down and across."""
     down, across = _PATCHES
     side = first_int(vision, ("patch_size",)) or 14
     width = 3 * side**2 * (first_int(vision, ("temporal_patch_size",)) or 1)
@@ -96,5 +96,5 @@ def _gridded(grid: str, vision: Any, parameters: Mapping[str, inspect.Parameter]
 
 
 def first_int(config: Any, names: Sequence[str]) -> int | None:
-    """The first of these attributes that is a positive int."""
+    """The value of the first of these attributes that is a positive int; None if there is none."""
     return next((v for name in names if isinstance(v := getattr(config, name, None), int) and v > 0), None)

@@ -1,6 +1,6 @@
-"""Examples for architectures of sound whose inputs only their code tells: spectrograms, waves and codecs' latents.
+"""Example inputs of sound models for which only their code says what they need: spectrograms, waves, codec latents.
 
-One function of (config, batch) an architecture, as in `zoo_particular`.
+There is one function of (config, batch) per architecture, as in `zoo_particular`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _fastspeech(c: Any, batch: int) -> Example:
 
 
 def _voxtral(c: Any, batch: int) -> Example:
-    """Eight frames of sound a token."""
+    """Voxtral has eight frames of sound per token."""
     return {"input_ids": integers(batch, 100), "input_features": floats(batch, c.audio_config.num_mel_bins, 800)}
 
 

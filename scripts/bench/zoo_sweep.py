@@ -1,4 +1,4 @@
-"""A sweep over the zoo: the arguments that its benchmarks share, and a record an architecture, added as it is made."""
+"""A sweep over the zoo: arguments that its benchmarks share, and one record per architecture, appended when made."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from zoo_source import source, stamp
 from autopar.sizes import parse_bytes
 
 Records = dict[tuple[str, str], dict[str, Any]]
-OLD = "old"  # of --again: records of another source than this
+OLD = "old"  # value of --again: records of another version of the source
 
 
 class Worker:
-    """A process that runs `script`; a new one takes its place when it dies, hangs or has grown too large."""
+    """A process that runs `script`; it is replaced if it dies, hangs or grows too large."""
 
     def __init__(self, script: str, part: str, options: dict[str, Any], wall_seconds: float) -> None:
         self.script, self.part, self.options, self.wall_seconds = script, part, options, wall_seconds
         self.process: subprocess.Popen[str] | None = None
-        self.stamp: dict[str, str] = {}  # of the source that the process has read
+        self.stamp: dict[str, str] = {}  # of the source files that the process has loaded
 
     def record(self, family: str, name: str) -> dict[str, Any]:
-        """The record of one architecture, whatever happens to the process."""
+        """The record of one architecture; if the process dies or hangs, the record says so."""
         process = self._running()
         stdin, stdout = _pipe(process.stdin), _pipe(process.stdout)
         stdin.write(json.dumps([family, name]) + "\n")
@@ -42,14 +42,14 @@ class Worker:
         if line:
             record: dict[str, Any] = json.loads(line) | self.stamp
             if record.get("peak_bytes", 0) > self.options["memory_bytes"] // 2 or "why" in record:
-                self.stop()  # what ran out of time or memory may have left the libraries in any state
+                self.stop()  # running out of time or memory may leave libraries in any state
             return record
         why = f"the process died ({process.poll()})" if ready else f"hung for {self.wall_seconds:g} s"
         self.stop()
         return {"family": family, "name": name, "status": "failed", "why": why, **self.stamp}
 
     def stop(self) -> None:
-        """End the process; the next model starts another."""
+        """End the process; the next model starts a new one."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()
@@ -63,7 +63,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"HF_HUB_OFFLINE": "1"},  # models are made from configs; nothing is fetched
+                env=os.environ | {"HF_HUB_OFFLINE": "1"},  # configs suffice: no downloads
             )
         return self.process
 
@@ -74,7 +74,7 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
 
 
 def parser_of(description: str | None, out: Path, batch: int) -> argparse.ArgumentParser:
-    """The arguments of any sweep."""
+    """A parser with the arguments that all sweeps share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(FAMILIES))
     parser.add_argument("--only", metavar="WORD", help="architectures whose name contains it")
@@ -94,7 +94,7 @@ def parser_of(description: str | None, out: Path, batch: int) -> argparse.Argume
 
 
 def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Records]:
-    """The arguments given, and the records that are there."""
+    """The parsed arguments, and the existing records."""
     given = parser.parse_args()
     if wrong := set(given.families) - set(FAMILIES):
         parser.error(f"no family is called {', '.join(sorted(wrong))}; there are {', '.join(FAMILIES)}")
@@ -110,9 +110,9 @@ def sweep(
     told: Callable[[dict[str, Any], int, int], str],
     names: Callable[[str], Sequence[str]] = architectures,
 ) -> str:
-    """Let `script` examine every architecture that is asked for and not done; says how many there were.
+    """Let `script` examine all requested architectures that have no record yet; returns a text with their number.
 
-    `part`: the folder of the package whose files make a record old when they change.
+    `part`: the folder of the package on which records depend; they are old if its files have changed.
     """
     shared = {"batch": given.batch, "length": given.length, "cpu_seconds": given.cpu_seconds}
     shared["memory_bytes"] = parse_bytes(given.memory)

@@ -1,7 +1,7 @@
-"""torchvision where its compiled part cannot be loaded, as that of a build for another device: its operators in Python.
+"""Python versions of torchvision's operators, in case its compiled extension cannot be loaded (another device's build).
 
-Models of pictures use three of them: `nms` and `qnms` are named when the package is imported, boxes are cut out of
-features with `roi_align`. The compiled ones have the same schemas.
+Three are needed: importing the package refers to `nms` and `qnms`, and detection models use `roi_align`. They have the
+schemas of the compiled operators.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _SCHEMAS = (
     "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
     "int sampling_ratio, bool aligned) -> Tensor",
 )
-_declared: list[torch.library.Library] = []  # a Library takes its schemas with it when it goes
+_declared: list[torch.library.Library] = []  # kept alive: a Library removes its schemas when it is freed
 
 
 def declare_torchvision_operators() -> None:
-    """Let torchvision (and what uses it: timm, transformers) be imported where its compiled part cannot be loaded."""
+    """Make torchvision, and so timm and transformers, importable without its compiled extension."""
     if _declared or importlib.util.find_spec("torchvision") is None:
         return
     library = torch.library.Library("torchvision", "FRAGMENT")
     _declared.append(library)
     for schema in _SCHEMAS[:2]:
-        with contextlib.suppress(RuntimeError):  # the compiled part was loaded before us and has declared it
+        with contextlib.suppress(RuntimeError):  # the compiled extension is loaded and has declared it
             library.define(schema)
     extension = importlib.import_module("torchvision.extension")
     if extension._has_ops():
@@ -41,7 +41,7 @@ def declare_torchvision_operators() -> None:
 
 
 def _best_boxes(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Non-maximum suppression: the boxes, best first, that no better one which is kept overlaps by more than that."""
+    """Non-maximum suppression: indices, best first, of boxes that overlap no better kept box by over `threshold`."""
     corners, order = boxes.detach().double().numpy(), scores.argsort(descending=True, stable=True).numpy()
     low, high, kept = corners[:, :2], corners[:, 2:], []
     areas = (high - low).prod(1)

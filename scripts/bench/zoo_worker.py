@@ -1,7 +1,7 @@
-"""Traces the models named on standard input, one a line, and answers each with a line of JSON; see trace_zoo.py.
+"""Traces the models named on standard input, one per line, and answers each with a line of JSON; see trace_zoo.py.
 
-One process serves many models, since importing torch and transformers takes seconds. Limits: CPU seconds of one
-step by a timer, memory by the kernel; a hang outside Python is for the caller to end.
+One process serves many models, since importing torch and transformers takes seconds. A timer limits the CPU seconds
+of each attempt, the kernel limits memory; hangs outside Python are left to the caller.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from autopar.tracing.libraries import DataFreePaths
 _PACKAGE = str(Path(autopar.__file__).resolve().parent)
 _NO_RUN = ("no inputs", "does not run")
 _DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
-REAL_PARAMETERS = 500_000_000  # of a model that is built with its data where it must be
+REAL_PARAMETERS = 500_000_000  # largest model that is built with data
 _SHORT_LENGTHS = (16,)
-_CAUGHT_SECONDS = 15.0  # a second one while a trace puts all back (which takes seconds) would leave torch inside it
-_EAGER_SECONDS = 10.0  # a model that loops over time is slow on the meta device too
+_CAUGHT_SECONDS = 15.0  # until the timer fires again: not while a trace restores torch, which takes seconds
+_EAGER_SECONDS = 10.0  # loops over time are slow on meta too
 
 
 class OutOfTime(BaseException):
-    """No subclass of Exception, which the code between here and there may catch."""
+    """The time is over. Not an Exception, because model code may catch these."""
 
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime when the body has used so many CPU seconds; again only when some code seems to have caught it."""
+    """Raise OutOfTime once the body has used `seconds` of CPU time; again later, if some code has caught it."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise OutOfTime
@@ -64,7 +64,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Build one architecture and trace it: its line of the table."""
+    """Build one architecture and trace it; its record."""
     record: dict[str, Any] = {"family": family, "name": name}
     restart_peak()
     limit = float(options["cpu_seconds"])
@@ -88,20 +88,21 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
             caching = [part for part in parts_of(config) if getattr(part, "use_cache", False)]
             if (found["status"] in (*_NO_RUN, "failed") or is_one_node(found)) and caching:
                 for part in caching:
-                    part.use_cache = False  # of no use in training
+                    part.use_cache = False  # training needs no cache
                 found = better(found, traced(model, inputs, limit) | {"changed": "use_cache=False"})
                 for part in caching:
                     part.use_cache = True
-            if not (best.get("status") == "does not run" and found["status"] == "failed"):  # with less it does not run
+            # A model that does not run with one guess, and fails to be traced with a further one, does not run.
+            if not (best.get("status") == "does not run" and found["status"] == "failed"):
                 best = better(best, found) if best else found
             if best["status"] not in _NO_RUN:
                 break
-    except Exception as error:  # what is asked of a config may raise anything
+    except Exception as error:  # reading a config may raise anything
         if not best:
             return record | {"status": "no inputs", **failure(error, limit)}
     record |= best
     if record["status"] == "failed" or (record["status"] == "leaves" and "Unknown" in str(record["leaves"])):
-        text = known_text(config, inputs)  # what ends a sequence, or pads it, decides in some
+        text = known_text(config, inputs)  # some depend on end or padding tokens
         if text:
             record = better(record, traced(model, inputs | text, limit) | {"changed": "input_ids known"})
     unsure = record["status"] == "failed" or "Unknown" in str(record.get("leaves"))
@@ -119,12 +120,12 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_one_node(record: dict[str, Any]) -> bool:
-    """Whether the graph is no more than the model's own forward as a leaf."""
+    """Whether the whole model became a single leaf."""
     return any(kind == "forward()" for _, kind, _ in record.get("leaves", ()))
 
 
 def shorter(family: str, model: nn.Module, options: dict[str, Any]) -> dict[str, Any]:
-    """What a trace of fewer tokens gives, for a model whose loops over time make the graph too long."""
+    """Figures of a trace of shorter sequences, for a model whose loops over time make the graph too long."""
     for length in _SHORT_LENGTHS:
         for inputs in examples(family, model, options["batch"], length):
             found = traced(model, inputs, float(options["cpu_seconds"]))
@@ -134,9 +135,9 @@ def shorter(family: str, model: nn.Module, options: dict[str, Any]) -> dict[str,
 
 
 def for_real(record: dict[str, Any], family: str, name: str, inputs: dict[str, Any], limit: float) -> dict[str, Any]:
-    """The record once the model was built on the CPU, with data, which is how it is used.
+    """The record after a trace of the model built on the CPU, with data: some models read values of buffers.
 
-    Buffers have their values there, which some read; and what a real call raises as well is no failure of the trace.
+    If a real call raises the same error as the trace, the status becomes "does not run".
     """
     try:
         with cpu_limit(limit):
@@ -155,7 +156,7 @@ def for_real(record: dict[str, Any], family: str, name: str, inputs: dict[str, A
 
 
 def filled(value: Any) -> Any:
-    """A real value for an example."""
+    """A tensor with data in place of an example."""
     if isinstance(value, Known):
         return value.tensor
     if isinstance(value, torch.Tensor) and value.device.type == "meta":
@@ -164,17 +165,17 @@ def filled(value: Any) -> Any:
 
 
 def drops_layers(config: Any) -> bool:
-    """Whether whole layers are left out at random in training: a branch that no graph can hold."""
+    """Whether training skips random layers: data-dependent control flow that no graph can hold."""
     return any(getattr(part, name, 0.0) for part in parts_of(config) for name in _DROPPED)
 
 
 def parts_of(config: Any) -> list[Any]:
-    """A config and those inside it."""
+    """A config and its sub-configs."""
     return [config, *(value for value in getattr(config, "__dict__", {}).values() if hasattr(value, "to_dict"))]
 
 
 def better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The record of the trace that got further."""
+    """The record of the more successful trace."""
     order = (*_NO_RUN, "failed", "leaves", "whole")
     ranks = [(order.index(r["status"]), r.get("nodes", 0) if r["status"] == "leaves" else 0) for r in (first, second)]
     if ranks[1] <= ranks[0]:
@@ -184,7 +185,7 @@ def better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def traced(model: nn.Module, inputs: dict[str, Any], limit: float) -> dict[str, Any]:
-    """What a trace gives: its status, nodes, seconds and leaves, or why there is none."""
+    """Trace once: the status, with nodes, seconds and leaves, or with the reason of the failure."""
     record: dict[str, Any] = {}
     start = time.process_time()
     try:
@@ -199,7 +200,7 @@ def traced(model: nn.Module, inputs: dict[str, Any], limit: float) -> dict[str, 
             while type(cause) is TraceError and cause.__cause__ is not None:
                 cause = cause.__cause__
             if type(error) is TraceError and cause is not None and not isinstance(cause, NotImplementedError):
-                mine = told(cause)  # what the model raised when it was tried out as one node
+                mine = told(cause)  # the model's own error, when run as one node
             record["eager"] = mine if mine in answers else answers[0]
             if record["eager"] == mine and "meta tensor" not in mine:
                 record["status"] = "does not run"
@@ -218,12 +219,11 @@ def traced(model: nn.Module, inputs: dict[str, Any], limit: float) -> dict[str, 
 
 
 def eager(model: nn.Module, inputs: dict[str, Any], limit: float, known_on: str) -> str:
-    """What the model itself does with these inputs on the meta device: `ok`, or its error.
+    """Run the model itself with these inputs on the meta device: "ok", or its error.
 
-    The same error as the trace's shows that the config or the inputs are at fault. Known inputs have data on the CPU,
-    or none where the model mixes them with others: neither suits all. A model that asks for data, of which there is
-    none, is run once more down its library's data-free path; one that makes tensors of its own on the CPU, with all of
-    them made on the meta device.
+    If it raises the same error as the trace, the config or the inputs are at fault. `known_on`: the device of known
+    inputs, "cpu" (with data) or "meta" (for models that mix them with others). A model that creates tensors on the CPU
+    runs again with meta as default device, and one that needs data runs again on its library's data-free path.
     """
     bare = pytree.tree_map_only(Known, lambda value: value.tensor.to(known_on), inputs)
     answer = ""
@@ -244,7 +244,7 @@ def eager(model: nn.Module, inputs: dict[str, Any], limit: float, known_on: str)
 
 
 def failure(error: BaseException, limit: float) -> dict[str, str]:
-    """An error in two words: what, and where in the code of others."""
+    """The fields of an error: what it says, and the place in foreign code where it was raised."""
     if isinstance(error, OutOfTime):
         return {"why": f"more than {limit:g} CPU seconds", "place": place(error)}
     if isinstance(error, NotBuilt):
@@ -275,7 +275,7 @@ def path_of(model: nn.Module, module: nn.Module) -> str:
 
 
 def shape(value: Any) -> Any:
-    """An example as the record tells it: the shape of a tensor, else its type."""
+    """An example as a record shows it: the shape of a tensor, else the type."""
     tensor = getattr(value, "tensor", value)
     if isinstance(tensor, torch.Tensor):
         return list(tensor.shape)
@@ -287,7 +287,7 @@ def shape(value: Any) -> Any:
 def serve(examine: Callable[[str, str, dict[str, Any]], dict[str, Any]]) -> None:
     """Answer each line of standard input with what `examine(family, name, options)` says."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print goes to standard error
     options = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_DATA, (options["memory_bytes"], options["memory_bytes"]))

@@ -29,9 +29,14 @@ def warn_of_idle(
         if pin is None or pin.kind == "recompute":
             continue
         spoken = spoken_of(memory, pin, axis_names)
-        why = "it leaves every axis free" if spoken.is_free else _nothing_lies_so(spoken, strategies, memory)
+        why = _why_free(spoken) if spoken.is_free else _nothing_lies_so(spoken, strategies, memory)
         if why and (spoken.is_free, pin.sign) not in ((True, "!="), (False, "=")):
             warn(f"constraint '{pin.text}' changes nothing: {why}", ConstraintWarning)
+
+
+def _why_free(spoken: Spoken) -> str:
+    asks = spoken.pin.wanted.strip("*, ")
+    return "it speaks of axes of one device, which split nothing" if asks else "it leaves every axis free"
 
 
 def _nothing_lies_so(spoken: Spoken, strategies: Strategies, memory: StepMemory) -> str:

@@ -11,7 +11,7 @@
 ==========================================  ===================================================================
 
 Patterns are those of `fnmatch`. A layout has a placement for each mesh axis, or one for all; `*` leaves an axis free, R
-is R or R+, and S0 on several axes stands for either order of splitting dim 0.
+is R or R+, S0 on several axes either order of splitting dim 0, and on an axis of one device all placements are alike.
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ def is_preference(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Spoken:
-    """What a pin of layouts speaks of: `places`, the output numbers by node (of the output node: input numbers), and
-    the `form` of their layouts."""
+    """What a pin speaks of: `places`, the output numbers by node (of the output node: inputs); `form`: of layouts."""
 
     pin: Pin
     places: Mapping[fx.Node, tuple[int, ...]]
@@ -126,7 +125,8 @@ def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Seque
 def spoken_of(memory: StepMemory, pin: Pin, axis_names: Sequence[str]) -> Spoken:
     """What a pin of layouts speaks of; raises InputError if the pin is malformed or matches nothing."""
     form = _form(pin, axis_names)
-    return Spoken(pin, _fitting(memory, pin, named(memory, pin), form), form, memory.mesh_shape)
+    places = _fitting(memory, pin, named(memory, pin), form)
+    return Spoken(pin, places, _where_split(form, pin.sign, memory.mesh_shape), memory.mesh_shape)
 
 
 def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
@@ -261,6 +261,12 @@ def _form(pin: Pin, axis_names: Sequence[str]) -> Form:
         replace(one, outer=_ANY_OUTER) if one and "@" not in part and plain.count(one.dim) > 1 else one
         for part, one in zip(parts, form, strict=True)
     ]
+
+
+def _where_split(form: Form, sign: str, mesh_shape: Sequence[int]) -> Form:
+    """The form that is free on axes of one device; one that forbids, and only there, forbids nothing as it is."""
+    freed = [wanted if size > 1 else None for wanted, size in zip(form, mesh_shape, strict=True)]
+    return form if sign == "!=" and not any(freed) else freed
 
 
 def _fits(layout: Layout, form: Form, mesh_shape: Sequence[int]) -> bool:

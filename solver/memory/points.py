@@ -123,13 +123,13 @@ class Points:
         return pieces, pieces_behind, current, begin
 
     def _before_layers(self, stage: Stage, data: StageBytes) -> Expression:
-        """What a block keeps before its first op that reads a parameter: it lives while the bucket is reduced."""
+        """What a block keeps before its first op that reads a weight: it lives while the bucket is reduced."""
         region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
         first, found = self.problem.grouping.first_reader(region), Expression()
         for member in stage.ops:
             if self.lifetimes.position[self.problem.ops[member].node] >= first:
                 return found
-            found = total(found, data.block.get(member, {}))
+            found = total(found, total(data.block.get(member, {}), data.parameters.get(member, {})))
         return Expression()
 
     def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:

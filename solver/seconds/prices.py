@@ -10,7 +10,7 @@ import numpy as np
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.collectives import collective_seconds, copies_seconds, member_seconds
-from autopar.cost.memory.moving import RESULT, Way
+from autopar.cost.memory.moving import IN_ANOTHER_ORDER, RESULT, Way
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.resharding.all_paths import KnownRoutes, Paths, all_paths
@@ -160,21 +160,29 @@ class PriceTable:
         """The fields of `Way` for each pair of layouts."""
         ranks = np.array([axis.size for axis in self.cluster.axes])[paths.axis]
         several = ranks > 1
-        handed, results = (np.zeros(len(paths.axis) + 1, dtype=np.int64) for _ in range(2))
-        reduces, scatters = (np.zeros(len(paths.axis) + 1, dtype=bool) for _ in range(2))
+        handed, came, sent, results = (np.zeros(len(paths.axis) + 1, dtype=np.int64) for _ in range(4))
+        reduces, scatters, copied = (np.zeros(len(paths.axis) + 1, dtype=bool) for _ in range(3))
         handed[:-1] = np.where(several & (paths.forward.kind >= 0), paths.forward.elements, 0)
         reduces[:-1] = several & (paths.backward.kind >= 0)
+        sent[:-1] = np.where(reduces[:-1], paths.backward.elements, 0)
         scatters[:-1] = reduces[:-1] & (paths.backward.kind != KINDS.index("all_reduce"))
         for number, kind in enumerate(KINDS):
-            at = np.flatnonzero(reduces[:-1] & (paths.backward.kind == number))
-            results[at] = RESULT[kind](paths.backward.elements[at], ranks[at])
+            for sends, moves, given in ((paths.forward, handed > 0, came), (paths.backward, reduces, results)):
+                at = np.flatnonzero(moves[:-1] & (sends.kind == number))
+                given[at] = RESULT[kind](sends.elements[at], ranks[at])
+            if kind in IN_ANOTHER_ORDER:
+                copied[np.flatnonzero(reduces[:-1] & (paths.backward.kind == number))] = True
         each = handed[paths.numbers]
         first, last = _first(each, each > 0), _first(each[:, :, ::-1], each[:, :, ::-1] > 0)
+        arrived = _first(came[paths.numbers][:, :, ::-1], each[:, :, ::-1] > 0)
         reducing, scattering = reduces[paths.numbers], scatters[paths.numbers]
         result = _first(results[paths.numbers][:, :, ::-1], reducing[:, :, ::-1])  # backward takes the steps in reverse
         runs_before = reducing[:, :, ::-1].cumsum(axis=2)[:, :, ::-1] > reducing
         later = (scattering & runs_before).any(axis=2)
-        return each.sum(axis=2) - first, last, reducing.any(axis=2), result, scattering.any(axis=2), later
+        arrives = _first(np.where(copied, results, 0)[paths.numbers], reducing)
+        passes = _passes(paths.numbers, reduces, sent, results, copied)
+        reduced = reducing.any(axis=2), result, scattering.any(axis=2), later, arrives, passes
+        return each.sum(axis=2) - first, last, arrived, *reduced
 
     def _parts(self, axes: Array, sends: Sends, itemsize: int, calls: float) -> Array:
         """For each step: its seconds, and 1 if it is a collective."""
@@ -204,6 +212,19 @@ def _summed(each: Array, numbers: Array) -> Array:
         for step in np.moveaxis(numbers, 2, 0):
             total += each[step]
     return total
+
+
+def _passes(numbers: Array, reduces: Array, sent: Array, results: Array, copied: Array) -> Array:
+    """The most elements that are there when one collective backward has arrived and the next begins."""
+    there, most = (np.zeros(numbers.shape[:2], dtype=np.int64) for _ in range(2))
+    once = np.ones(numbers.shape[:2], dtype=np.int64)
+    for step in np.moveaxis(numbers, 2, 0)[::-1]:
+        follows = reduces[step] & (there > 0)
+        beside = np.maximum.reduce([there * once, there + sent[step], sent[step] + results[step]])
+        most = np.where(follows, np.maximum(most, beside), most)
+        there = np.where(reduces[step], np.where(results[step] > 0, results[step], sent[step]), there)
+        once = np.where(reduces[step], 1 + copied[step], once)
+    return most
 
 
 def _first(values: Array, where: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Environment variables that cannot be what they are: named, with what to do."""
+"""Environment variables with invalid values: errors name them and say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is offered for a pattern that matches nothing is near it, and matches something."""
+"""The pattern suggested for one that matches nothing is similar to it, and matches something."""
 
 from __future__ import annotations
 

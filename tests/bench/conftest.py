@@ -1,4 +1,4 @@
-"""The benchmarks are scripts: their folders are where their modules are found."""
+"""Makes the folders of the benchmark scripts importable."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The ablation grid: killed, resumed, divided among workers, and made into tables and figures."""
+"""The ablation grid: interrupted, resumed, divided among workers, and made into tables and figures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _run(grid: Path, out: Path, *place: int) -> str:
 
 @pytest.mark.slow
 def test_killed_runs_are_resumed_and_tables_are_made(tmp_path: Path) -> None:
-    """After a kill between two runs, and with a line that was cut short, only what is missing is run."""
+    """After a kill between two runs that left a truncated line, only the missing runs are run."""
     measured = {"measured": ["overlap"], "model": "gpt2-tiny", "ranks": 2, "pairs": 2}
     grid = _written(tmp_path / "grid.json", {**PLANNED, "meshes": [[2]], "features": ["recompute", "zero"]}, measured)
     out = tmp_path / "out"
@@ -81,7 +81,7 @@ def test_killed_runs_are_resumed_and_tables_are_made(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_workers_share_a_grid_and_off_is_never_faster(tmp_path: Path) -> None:
-    """Each worker does its part, the last one writes the report; a choice less makes no plan better."""
+    """Each worker runs its part and the last one writes the report; with fewer choices no plan gets better."""
     grid, out = _written(tmp_path / "grid.json", {**PLANNED, "features": RESTRICTED}), tmp_path / "out"
     first = _run(grid, out, 0, 2)
     assert "8 of 17 runs are done" in first  # zero-across needs two axes
@@ -120,7 +120,7 @@ class _TwoReaders(nn.Module):
 
 
 def test_readers_that_share_nothing_pay_twice() -> None:
-    """One tensor is gathered for two products: apart, they take a second gather forward."""
+    """One tensor is gathered for two products: without sharing there is a second gather in forward."""
     cluster = Cluster.preset("h100", (4,))
     constraints = ("param:* = S0", "activation:before = S0", "activation:first = S1", "activation:second = S1")
     request = request_of(cluster, "1GiB", "fp32", constraints=constraints)

@@ -1,4 +1,4 @@
-"""Ranks that are killed at random, in steps and in checkpoints: a short run of `scripts/bench/fault_run.py`."""
+"""Ranks killed at random, during steps and checkpoints: a short run of `scripts/bench/fault_run.py`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CASES = [
 ]
 
 
-@pytest.mark.slow  # deaths at every change of the disk: tests/runtime/test_checkpoint_crashes.py
+@pytest.mark.slow  # tests/runtime/test_checkpoint_crashes.py simulates death at every change of the disk
 @pytest.mark.parametrize(("words", "kills"), CASES)
 def test_nothing_is_lost(words: list[str], kills: int, tmp_path: Path) -> None:
-    """The script fails where a step, a bit, or a process is left over; here also where it has not killed."""
+    """The script fails if steps, bits or processes are lost or left over; the test fails too if it killed nothing."""
     command = [sys.executable, str(SCRIPT), *words, "--keep", str(tmp_path / "kept")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=850)
     logs = [line for log in tmp_path.glob("kept/run-*/log.txt") for line in log.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The measurement of what a rank holds while a model gets its values runs, and says what it should of a small one."""
+"""The benchmark of memory per rank while a model is initialised runs, with plausible figures for a small model."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_rows_of_a_small_model(tmp_path: Path) -> None:
         assert row["way"] in done.stdout
         assert row["ranks"] == 2
         assert row["model_bytes"] > 9e6
-    # Half of it, and one of the largest tensors (a tenth of so small a model) whole beside its part.
+    # Half of the model, and the largest tensor (a tenth of so small a model) whole beside its shard.
     assert 0.5 < rows["initial values"]["tensor_bytes"] / row["model_bytes"] < 0.65
     assert 0.5 < rows["read from files"]["tensor_bytes"] / row["model_bytes"] < 0.65

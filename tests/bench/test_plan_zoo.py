@@ -1,4 +1,4 @@
-"""The planning benchmark tells how far rules reach, what a plan leaves whole, and what it could not do."""
+"""The planning benchmark reports how many ops have rules, what a plan leaves replicated, and its failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ruled(nn.Module):
 
 
 class Unruled(Ruled):
-    """Half of its product is behind an op that nobody can split."""
+    """Half of its products come after an op that cannot be split."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(Mixing.apply(torch.relu(self.up(x)))).square().mean()

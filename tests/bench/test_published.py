@@ -1,4 +1,4 @@
-"""Published runs as given plans: every one of them is in the table, and single layers come near."""
+"""Published runs as given plans: the table has every one of them, and predictions of single layers are close."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_run_is_a_plan() -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row["id"] in published.RUNS], ids=lambda row: row["id"])
 def test_a_run_is_its_row(row: dict[str, str]) -> None:
-    """Its batch is the row's, and its figure a time."""
+    """The run has the row's batch, and its figure is a time."""
     run = published.RUNS[row["id"]]
     assert run.batch * run.micro_batches == int(row["global_batch"])
     assert published.published_seconds(row, run) > 0
@@ -28,7 +28,7 @@ def test_a_run_is_its_row(row: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_layers_of_22b_under_five_plans() -> None:
-    """2205.05198, table 4, from the preset alone."""
+    """2205.05198, table 4, from the cluster preset alone."""
     found = published.layer_times([row for row in ROWS if row["id"].startswith("kor22-t4")])
     errors = [abs(predicted / measured - 1) for _, measured, predicted in found]
     assert len(errors) == 15

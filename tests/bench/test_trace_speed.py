@@ -1,4 +1,4 @@
-"""The speed benchmark measures what it says."""
+"""The benchmark of tracing speed measures what it reports."""
 
 import pytest
 import trace_speed

@@ -1,4 +1,4 @@
-"""The zoo benchmark tells apart what happens to a model, keeps its time limit, and goes on where it was stopped."""
+"""The zoo benchmark distinguishes outcomes, keeps its time limit, and resumes where it was stopped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Whole(nn.Module):
 
 
 class Asking(Whole):
-    """A layer whose branch depends on its input's data."""
+    """A layer whose branch depends on the values of its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x) if x.sum() > 0 else x
@@ -52,14 +52,14 @@ class Leaves(Whole):
 
 
 class Unfit(Whole):
-    """A model that cannot run on the example."""
+    """A model that fails on its example input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x[:, :3])
 
 
 class Endless(Whole):
-    """It catches whatever an ordinary error could be."""
+    """Catches every kind of ordinary error, and does not end."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         while True:
@@ -92,7 +92,7 @@ def test_what_happens_to_a_model_is_told(monkeypatch):
 
     one = examine(monkeypatch, Asking)
     assert one["status"] == "leaves"
-    assert one["leaves"][0][:2] == ["forward", "forward()"]  # the whole model
+    assert one["leaves"][0][:2] == ["forward", "forward()"]  # the whole model is the leaf
     assert one["leaves"][0][2].startswith("UnknownDataError: bool()")
 
     failed = examine(monkeypatch, Telling)
@@ -188,7 +188,7 @@ def test_the_report_tells_which_tracer_its_rows_are_of():
 
 
 def test_boxes_are_suppressed_by_better_ones_that_are_kept():
-    """torchvision's operator, where its compiled part cannot be loaded: against its definition."""
+    """The substitute for torchvision's operator, without its compiled extension, against the definition."""
 
     def overlap(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         sides = torch.minimum(first[2:], second[2:]) - torch.maximum(first[:2], second[:2])

@@ -1,4 +1,4 @@
-"""Commands to run in a test, in this process, and what a refused one must look like."""
+"""Helpers that run commands in this process, and that check refused ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ GOOD = ["plan", "hf:GPT2LMHeadModel", "--mesh", "2x2", "--cluster", "cpu", "--ba
 
 
 def put_users_files(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make `folder` the current one, with a config and a module of models."""
+    """Change into `folder`, and write a config and a module of models there."""
     (folder / "config.json").write_text(json.dumps(TINY))
     (folder / "typo.json").write_text(json.dumps({"n_layre": 2}))
     (folder / "no_config.json").write_text(json.dumps({"nodes": []}))
@@ -75,14 +75,14 @@ def put_users_files(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> int:
-    """The exit code."""
+    """Run a command; returns its exit code."""
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     return int(exit_.value.code or 0)
 
 
 def with_option(option: str, value: str, command: Sequence[str] = GOOD) -> list[str]:
-    """A good command with one option set to another value."""
+    """A valid command with one option set to another value."""
     words = list(command)
     if option in words:
         words[words.index(option) + 1] = value
@@ -91,7 +91,7 @@ def with_option(option: str, value: str, command: Sequence[str] = GOOD) -> list[
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], words: str) -> None:
-    """Exit code 2, nothing on standard output, and one line on standard error that has `words`."""
+    """Check for exit code 2, no standard output, and one line on standard error that contains `words`."""
     code = run(*arguments)
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, ""), captured

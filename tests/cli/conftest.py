@@ -1,4 +1,4 @@
-"""A folder as a user has it."""
+"""A user's folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from commands import put_users_files
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder with a config and a module of the user's."""
+    """The current folder: a new one with a config and a user's module."""
     put_users_files(tmp_path, monkeypatch)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Commands that choose among numbers of micro-batches, and a plan that is judged by another memory than its own."""
+"""Commands that choose a number of micro-batches, and plans checked against another memory size than their own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_several_numbers_of_micro_batches_are_to_choose_from(folder: Path, capsy
     assert head.split()[-1] == "micro-batches"
     assert row.split()[-1] == str(chosen.micro_batches)
     assert run("search", *OWN, "--devices", "2") == 0
-    assert "micro-batches" not in capsys.readouterr().out  # no choice, no column
+    assert "micro-batches" not in capsys.readouterr().out  # without a choice there is no column
     assert run("check", *ON_MESH, *SEVERAL) == 0
 
 
@@ -68,7 +68,7 @@ def test_the_solver_may_be_chosen(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_model_keeps_its_dtypes_on_cpu_as_the_help_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And has those that are asked for."""
+    """And has those that are requested."""
     words = ["plan", "users_models:in_double", *ON_MESH[1:], "--out", "plan.json"]
     for asked, dtype in (([], "float64"), (["--precision", "fp32"], "float32")):
         assert run(*words, *asked) == 0

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that every mistake ends with one clear line and exit code 2."""
+"""The command line's output; every mistake ends with one clear line and exit code 2."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     [("fails_when_called", 'raise KeyError("nothing here")'), ("misbuilt", 'nn.Linear("8", 8)')],
 )
 def test_the_users_line_is_named(folder: Path, capsys: pytest.CaptureFixture[str], function: str, line: str) -> None:
-    """And not the one in torch that raised."""
+    """Not the line in torch that raised the error."""
     assert _run("plan", f"users_models:{function}", "--mesh", "2", "--cluster", "cpu") == 2
     number = next(i for i, text in enumerate(Path("users_models.py").read_text().splitlines(), 1) if line in text)
     assert f"users_models.py:{number}]" in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_a_file_that_python_cannot_read_is_named(folder: Path, capsys: pytest.Ca
 
 
 def test_the_package_itself_can_be_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As `python -m autopar`."""
+    """With `python -m autopar`."""
     monkeypatch.setattr(sys, "argv", ["autopar", "--version"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("autopar", run_name="__main__")

@@ -1,4 +1,4 @@
-"""Every command: what it says, its JSON, its exit code; and that each fails well on bad input."""
+"""Every command: its output, its JSON, its exit code, and its errors on bad input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def planned() -> str:
 
 @pytest.fixture
 def plan_file(planned: str, folder: Path) -> str:
-    """That plan in the current folder."""
+    """The path of that plan, in the current folder."""
     (folder / "plan.json").write_text(planned)
     return "plan.json"
 
@@ -245,7 +245,7 @@ def test_every_command_has_help_and_json(command: str, capsys: pytest.CaptureFix
 def test_every_command_has_ten_mistakes_that_it_tells(command: str) -> None:
     (marks,) = [mark for mark in test_mistakes.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     told = [arguments for arguments, _ in marks.args[1] if arguments[0] == command]
-    assert command == "plan" or len(told) >= 10  # those of `plan` stand in test_cli.py
+    assert command == "plan" or len(told) >= 10  # the mistakes of `plan` are in test_cli.py
 
 
 @pytest.mark.parametrize("example", EXAMPLES.values())
@@ -277,19 +277,19 @@ def test_completion_names_commands_and_options(typed: str, words: list[str]) -> 
 
 
 def shown(*arguments: str, **environment: str) -> str:
-    """What a command prints in a process of its own, whose output is a pipe."""
+    """The output of a command in its own process, to a pipe."""
     command = [sys.executable, "-m", "autopar.cli", *arguments]
     plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")}
     done = subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True, check=True)
     return done.stdout
 
 
-@pytest.mark.slow  # the test below and test_terminal.py have most of it
+@pytest.mark.slow  # the test below and test_terminal.py cover most of it
 def test_no_color_and_pipes_have_no_escapes(folder: Path) -> None:
     assert "\x1b" not in shown("--help")
     assert "\x1b[" in shown("--help", FORCE_COLOR="1")
     codes = shown("--help", FORCE_COLOR="1", NO_COLOR="1").split("\x1b[")[1:]
-    assert all(code.startswith(("0m", "1m", "2m", "1;", "2;")) for code in codes)  # weight, but no colour
+    assert all(code.startswith(("0m", "1m", "2m", "1;", "2;")) for code in codes)  # styles such as bold, but no colours
 
 
 def test_a_terminal_gets_bold_headings_and_the_same_text(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`autopar profile`: what it measures, and what it says of how sure that is."""
+"""`autopar profile`: what it measures, and what it reports about accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autopar simulate`: its figures, its files, and whose plans it takes."""
+"""`autopar simulate`: its figures and files, and the plans that it accepts."""
 
 from __future__ import annotations
 

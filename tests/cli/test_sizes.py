@@ -1,4 +1,4 @@
-"""Amounts of memory: units of both kinds, and errors that say how to write one."""
+"""Amounts of memory: decimal and binary units, and errors that show how to write one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples of inputs made from a Hugging Face config, by kind of model: the model itself takes them."""
+"""Example inputs made from a Hugging Face config, by kind of model: the model accepts them."""
 
 from __future__ import annotations
 

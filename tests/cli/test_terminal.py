@@ -1,4 +1,4 @@
-"""On a terminal there is colour, with NO_COLOR and in pipes there is none; shells are told how to complete."""
+"""Colours are used on a terminal, but not with NO_COLOR or in pipes; shell completion is available."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from commands import GOOD, run
 
-# Each command twice: as it is, and with NO_COLOR; a line between tells them apart.
+# Runs each command twice, without and with NO_COLOR; a separator line tells the outputs apart.
 ON_A_TERMINAL = """
 import os
 from autopar.cli import main
@@ -30,7 +30,7 @@ COLOUR = re.compile(r"\x1b\[(?:3[0-9]|4[0-9]|9[0-9]|[0-9;]*;3[0-9])[0-9;]*m")
 
 
 def _on_a_terminal(folder: Path) -> dict[tuple[str, str], str]:
-    """What each command prints there, by its name and `with` or `without` colour."""
+    """The output of each command on a terminal, by its name and `with` or `without` colour."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
     for name in ("NO_COLOR", "FORCE_COLOR"):
@@ -43,7 +43,7 @@ def _on_a_terminal(folder: Path) -> dict[tuple[str, str], str]:
     while True:
         try:
             told += os.read(ours, 1 << 16)
-        except OSError:  # the other end was closed
+        except OSError:  # the other end has been closed
             break
     process.wait()
     os.close(ours)
@@ -53,7 +53,7 @@ def _on_a_terminal(folder: Path) -> dict[tuple[str, str], str]:
 
 def test_colours_are_for_terminals_that_want_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*GOOD, "--config", "config.json", "--out", "plan.json") == 0
-    assert "\x1b" not in capsys.readouterr().out  # a pipe
+    assert "\x1b" not in capsys.readouterr().out  # output is a pipe
     told = _on_a_terminal(folder)
     assert len(told) == 8
     assert "\x1b[1m" in told["explain", "with"]  # headings are bold

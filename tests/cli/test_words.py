@@ -1,4 +1,4 @@
-"""What the command line is documented to take, and how it words warnings."""
+"""The command line takes what is documented; the wording of warnings."""
 
 from __future__ import annotations
 

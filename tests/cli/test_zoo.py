@@ -1,4 +1,4 @@
-"""Models by name: their configs are those of the sizes that they are called after, and one table plans them."""
+"""Models by name: their configs have the sizes in their names, and one table plans them all."""
 
 from __future__ import annotations
 

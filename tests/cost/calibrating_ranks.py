@@ -1,4 +1,4 @@
-"""Run under torchrun: `autopar profile` itself, but every rank also writes what it got to OUT.<rank>."""
+"""Run under torchrun: like `autopar profile`, but every rank also writes its result to OUT.<rank>."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Graphs for the tests of cost, and what a real run of the same model counts."""
+"""Graphs for the tests of costs, and what a real run of the same model counts."""
 
 import operator
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class _Flat(fx.Tracer):
 
 
 class _Annotator(fx.Interpreter):
-    """Runs a graph on meta tensors and keeps every value, as the tracer does."""
+    """Runs a graph on meta tensors and stores each node's value, as the tracer does."""
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -33,7 +33,7 @@ class _Annotator(fx.Interpreter):
 
 
 def graph_of(model: nn.Module, *shapes_or_tensors: Any) -> fx.Graph:
-    """The graph of a model on the meta device, with VAL of every node set."""
+    """The graph of a model on the meta device, with `VAL` set for every node."""
     inputs = [torch.empty(s, device="meta") if isinstance(s, tuple) else s.to("meta") for s in shapes_or_tensors]
     traced = fx.GraphModule(model.to("meta"), _Flat().trace(model))
     _Annotator(traced).run(*inputs)
@@ -41,7 +41,7 @@ def graph_of(model: nn.Module, *shapes_or_tensors: Any) -> fx.Graph:
 
 
 def graph_of_call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A graph of one call on the given meta tensors; the node that makes the call."""
+    """The call node of a graph that makes one call on the given meta tensors."""
     graph = fx.Graph()
 
     def node(value: Any) -> Any:
@@ -64,7 +64,7 @@ def graph_of_call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def counted_saved_bytes(run: Callable[[], Any], owned: list[torch.Tensor]) -> int:
-    """Bytes of the storages that `saved_tensors_hooks` sees in a run, but for those of `owned`."""
+    """Bytes of the storages that `saved_tensors_hooks` sees in a run, excluding those of `owned`."""
     saved: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def counted_saved_bytes(run: Callable[[], Any], owned: list[torch.Tensor]) -> in
 
 
 def counted_flops(run: Callable[[], torch.Tensor]) -> tuple[int, int]:
-    """FLOPs forward and backward of a run that yields a loss."""
+    """FLOPs in forward and in backward of a run that returns a loss."""
     with TotalFlops() as counter:
         loss = run()
         forward = counter.get_total_flops()

@@ -1,4 +1,4 @@
-"""Which gathers begin ahead: each in time, none much too early, whatever the sizes."""
+"""Which gathers begin ahead of use: each in time, and none much too early, whatever the sizes of the buckets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Read(NamedTuple):
 
 
 def ahead(buckets: list[Read], at: int) -> dict[str, int]:
-    """How many collectives have begun of those behind the bucket at a place, once it is read."""
+    """How many collectives of each later bucket have begun once the bucket at index `at` is read."""
     longest = max(one.gathers for one in buckets)
     return {one.name: number for one, number in due_ahead(buckets[at], buckets[at + 1 :], longest, read=True)}
 
@@ -29,7 +29,8 @@ def test_of_equal_buckets_the_next_is_on_its_way_and_all_but_the_last_collective
 
 
 def test_what_is_read_with_little_hides_nothing() -> None:
-    """Blocks of a large bucket in two collectives and a small one in one: the large one has the time of a block."""
+    """A bucket that little compute reads hides nothing. Blocks of a large bucket with two collectives and a small one
+    with one: each large bucket's gathers get the compute time of a whole block."""
     block = [Read("weights", 2, 2300), Read("projection", 1, 210)]
     next_ones = [one._replace(name=f"next {one.name}") for one in block]
     third = [one._replace(name=f"third {one.name}") for one in block]
@@ -53,7 +54,7 @@ def test_all_of_the_next_is_on_its_way_and_nothing_much_too_early(drawn: list[tu
         before, last = 0, one.read_bytes
         for other in buckets[at + 1 :]:
             if now.get(other.name) == other.gathers:
-                assert before < max(1, last, other.read_bytes)  # no more than one of its size is read before it
+                assert before < max(1, last, other.read_bytes)  # at most one bucket of its size is read before it
             before, last = before + other.read_bytes, other.read_bytes
         begun |= {name: max(number, begun.get(name, 0)) for name, number in now.items()}
 
@@ -65,7 +66,7 @@ def test_a_small_one_has_the_time_of_the_one_before_it() -> None:
 
 
 def test_small_ones_do_not_hide_the_large_one_behind_them() -> None:
-    """Blocks of norms, weights in two collectives, and biases: all of the next weights has the time of a block."""
+    """Blocks of norms, weights with two collectives, and biases: the next block's weights get the time of a block."""
     block = [Read("norms", 1, 20), Read("weights", 2, 60_000), Read("biases", 2, 30)]
     buckets = [one._replace(name=f"{one.name} {i}") for i in range(4) for one in block]
     found = ahead(buckets, 1)

@@ -1,4 +1,4 @@
-"""Every node measured alone adds up to the model measured whole."""
+"""The costs of all nodes, each measured alone, add up to those of the model measured as a whole."""
 
 import copy
 from typing import Any
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Norm(nn.BatchNorm2d):
-    """Batch norm without the check of dims, which symbolic tracing cannot answer."""
+    """Batch norm without its check of the number of dims, which symbolic tracing cannot evaluate."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         running, affine = (self.running_mean, self.running_var), (self.weight, self.bias)
@@ -177,7 +177,7 @@ def test_in_place_ops_on_tensors_that_train() -> None:
 
 
 class LeafThatReads(nn.Module):
-    """Cannot run without data."""
+    """A leaf that reads values, so that it cannot run on meta tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def test_an_op_that_needs_data_is_estimated() -> None:
 
 
 def leaf_graph(leaf: nn.Module) -> tuple[torch.fx.Graph, nn.Module]:
-    """One call of a leaf module on a tensor that needs a gradient."""
+    """The graph of one call of a leaf module on a tensor that needs a gradient, and a root that holds it."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = meta_tensor(4, 8)
@@ -210,7 +210,7 @@ def leaf_graph(leaf: nn.Module) -> tuple[torch.fx.Graph, nn.Module]:
 
 
 def test_a_size_may_be_a_known_tensor() -> None:
-    """As Longformer cuts a sequence: a view, which keeps nothing."""
+    """A view that takes sizes from a tensor of known value, as in Longformer; it saves nothing for backward."""
 
     class Cut(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,7 @@ def test_a_leaf_module_owns_its_parameters() -> None:
 
 
 class Doubled(torch.autograd.Function):
-    """An opaque function with its own backward, which keeps one tensor more."""
+    """An opaque autograd function that saves one additional tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Buckets take their latency, in however many ways the parameters of a block move."""
+"""A bucket costs its latency once, in however many ways the parameters of a block are communicated."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def of_buckets(made: Plan) -> list[Collective]:
 
 
 def alone(one: Collective, members: int) -> float:
-    """What a bucket takes by itself, with the copies of its members, which are alike."""
+    """Seconds of a bucket by itself, including the copies of its members, which are of equal size."""
     axis = CLUSTER.axes[one.axis]
     copies = members * copies_seconds(one.kind, one.bytes / members, axis, CLUSTER.device)
     return one.count * (collective_seconds(one.kind, one.bytes, axis) + copies)
@@ -39,7 +39,8 @@ def alone(one: Collective, members: int) -> float:
 @pytest.mark.parametrize("width", [4096, 5120])
 @pytest.mark.parametrize("storage", ["S0, S0", "S0, R", "R, S0", "R, R"])
 def test_a_blocks_parameters_that_move_alike_pay_for_one_bucket(storage: str, width: int) -> None:
-    """A block of 64 MiB, which is a full bucket, or of 100, too little for two; alone, as its like would share one."""
+    """A block of 64 MiB, which fills a bucket, or of 100 MiB, too little for two. It is the model's only block, as
+    several would share a bucket."""
     made = made_with(f"param:* = {storage}", width=width, blocks=1)
     assert made.buckets and {len(bucket.names) for bucket in made.buckets} == {2}
     for one in of_buckets(made):
@@ -48,7 +49,7 @@ def test_a_blocks_parameters_that_move_alike_pay_for_one_bucket(storage: str, wi
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_what_moves_in_two_ways_pays_two_latencies(micro_batches: int) -> None:
-    """Half of a block is gathered over one axis, half over the other: each bucket has half of its parts."""
+    """Half of a block is gathered over one axis and half over the other: each bucket pays its own latency."""
     pins = "param:*.0.weight = S0, R", "param:*.2.weight = R, S0"
     made = made_with(*pins, blocks=1, micro_batches=micro_batches)
     assert len(made.buckets) == 2
@@ -60,7 +61,7 @@ def test_what_moves_in_two_ways_pays_two_latencies(micro_batches: int) -> None:
 
 
 def test_blocks_that_share_buckets_pay_for_those_that_run() -> None:
-    """Six blocks of 1 MiB in one bucket, or in one of each way."""
+    """Six blocks of 1 MiB in one bucket, or in one bucket for each way of communicating."""
     alike = made_with("param:* = S0, S0")
     apart = made_with("param:*.0.weight = S0, R", "param:*.2.weight = R, S0")
     assert (len(alike.buckets), len(apart.buckets)) == (1, 2)
@@ -86,7 +87,7 @@ def test_a_bias_goes_with_a_weight_larger_than_a_bucket() -> None:
 
 
 def test_buckets_of_a_block_are_about_as_large_as_its_largest_parameter() -> None:
-    """Of 18, 18 and 72 MiB: a bucket of 72 would not hide behind the ops that read one of 36."""
+    """Parameters of 18, 18 and 72 MiB: a bucket of 72 would not hide behind the compute that reads one of 36."""
 
     def block() -> nn.Module:
         linear = [nn.Linear(3072, width, bias=False) for width in (3072, 3072, 12288)]
@@ -101,7 +102,7 @@ def test_buckets_of_a_block_are_about_as_large_as_its_largest_parameter() -> Non
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_ways_are_numbered(axes: int) -> None:
-    """Every way of two collectives has a number of its own, from which it is read again."""
+    """Every combination of two collectives has its own number, from which it can be decoded."""
     mesh = (2,) * axes
     each = [Move(kind, axis, 8) for kind in KINDS for axis in range(axes)]
     ways = [[], *([one] for one in each), *([one, other] for one in each for other in each)]

@@ -1,4 +1,4 @@
-"""Buckets grow with the latency of the axes that they can move over, and plans are made of such buckets."""
+"""The bucket size grows with the latency of the axes that a bucket can be communicated over; plans use that size."""
 
 import math
 from dataclasses import replace
@@ -58,12 +58,12 @@ def _of_many_layers(shape: tuple[int, ...]) -> Plan:
 
 
 def test_one_collective_moves_more_layers_over_many_nodes() -> None:
-    """32 layers of 8 MiB (bfloat16): 3 of them are the most in 25 MiB, 30 in 25/64 of 628 MiB."""
+    """32 layers of 8 MiB (bfloat16): 25 MiB hold at most 3 of them, 25/64 of 628 MiB hold 30."""
     assert [len(_of_many_layers(shape).buckets) for shape in [(8,), (512,)]] == [11, 2]
 
 
 def test_what_a_bucket_could_hold_is_no_matter_to_one_of_a_small_block() -> None:
-    """More memory on the device, under the same budget, makes full buckets larger; those of these blocks stay."""
+    """More device memory under the same budget raises the bucket size; buckets of these small blocks do not change."""
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Sequential(nn.Linear(7168, 7168), nn.ReLU()) for _ in range(6)))
         batch = torch.empty(8192, 7168)
@@ -77,7 +77,8 @@ def test_what_a_bucket_could_hold_is_no_matter_to_one_of_a_small_block() -> None
 
 @pytest.mark.parametrize(("bias", "blocks"), [("R", 6), ("S0", 1)])
 def test_tiny_buckets_that_are_only_reduced_are_one_over_blocks(bias: str, blocks: int) -> None:
-    """Biases that are kept whole, of blocks that fill buckets of their own; gathered ones go with the weights."""
+    """Biases stored whole form one tiny bucket over blocks whose weights fill buckets of their own; sharded biases are
+    gathered with the weights."""
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()) for _ in range(6)))
         batch = torch.empty(8192, 4096)

@@ -1,4 +1,4 @@
-"""Measuring a host: alone, and two ranks together."""
+"""Measuring a host's device and links: by one process, and by two ranks together."""
 
 import os
 import random
@@ -67,7 +67,7 @@ def test_whatever_is_measured_an_all_reduce_lies_between_its_halves(seconds: lis
         assert whole <= (scatter + gather) * (1 + 1e-9)
 
 
-@pytest.mark.slow  # the two tests below measure one too
+@pytest.mark.slow  # the two tests below also measure
 def test_a_host_alone() -> None:
     cluster = measure_host(seconds=0.3)
     assert cluster.shape == (1,)
@@ -87,7 +87,7 @@ def torchrun(*words: str, ranks: int = 2) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*launch, script, *words], env=env, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.slow  # one file of the two ranks: tests/cli measures them too
+@pytest.mark.slow  # one file written by two ranks: tests/cli also measures them
 def test_two_ranks_get_the_same_cluster(tmp_path: Path) -> None:
     out = tmp_path / "cluster.json"
     done = torchrun("--mesh", "1x2", "--axis-names", "dp,tp", "--seconds", "0.5", "--out", str(out))
@@ -122,7 +122,7 @@ def test_a_busy_machine_is_measured_with_fewer_repeats(monkeypatch: pytest.Monke
 
 
 def test_of_times_that_are_mostly_hidden_the_spread_is_one_of_their_mean() -> None:
-    """A collective's time beside work is a difference, and may be nothing in most repeats: so was the median."""
+    """The time of a collective beside compute is a difference, and may be 0 in most repeats, as the median was."""
     measuring = calibrate._Measuring(None, "cpu", 1.0, "wall", print)
     mean = measuring._kept("all_reduce", [1e-7] * 60 + [8e-3] * 40)
     assert mean == pytest.approx(30 / 90 * 8e-3, rel=1e-3)
@@ -130,7 +130,7 @@ def test_of_times_that_are_mostly_hidden_the_spread_is_one_of_their_mean() -> No
 
 
 def test_cpu_seconds_of_a_process_are_its_own() -> None:
-    """The clock of a process whose cores others use too."""
+    """The CPU clock measures this process only, while others use the same cores."""
     cluster = measure_host(seconds=0.3, clock="cpu")
     assert "in CPU seconds" in cluster.source
     assert Cluster.from_dict(cluster.to_dict()).spreads == cluster.spreads
@@ -138,7 +138,7 @@ def test_cpu_seconds_of_a_process_are_its_own() -> None:
 
 @pytest.mark.gpu
 def test_every_gpu_of_this_machine(tmp_path: Path) -> None:
-    """NCCL under torchrun: a rank a GPU, all on one axis."""
+    """NCCL under torchrun: one rank for each GPU, all on one axis."""
     count, out = torch.cuda.device_count(), tmp_path / "cluster.json"
     done = torchrun("--mesh", str(count), "--seconds", "20", "--out", str(out), ranks=count)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Constants that decide nothing: calls that differ in these alone cost the same and are split in the same ways."""
+"""Constants that affect neither cost nor sharding: calls that differ in these alone count as the same call."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ CALLS: dict[str, Call] = {
 
 
 class One(nn.Module):
-    """One call between two that have parameters."""
+    """One call between two ops that read a parameter."""
 
     def __init__(self, call: Call, *constants: float) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def _annotated(call: Call, *constants: float) -> fx.Graph:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_taken_for_the_same_cost_the_same_and_are_split_in_the_same_ways(name: str) -> None:
-    """Each in a graph of its own, in which nothing is taken from the other."""
+    """Each call in a graph of its own, so that no result of one is reused for the other."""
     one, other = (_annotated(CALLS[name], c) for c in (0.25, 0.75))
     assert [node.meta[COST] for node in one.nodes] == [node.meta[COST] for node in other.nodes]
     ways, others = (strategies_for(graph, (2, 2)) for graph in (one, other))
@@ -71,7 +71,7 @@ def test_factors_that_decide_are_told_apart(a: float, b: float) -> None:
 
 
 class Deep(nn.Module):
-    """Blocks that take an entry of their own, scale by depth and drop more the deeper they are."""
+    """Each block takes its own entry of a tensor, scales by its depth, and has a dropout rate that grows with depth."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()

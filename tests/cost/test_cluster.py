@@ -1,4 +1,4 @@
-"""Clusters: presets, where a mesh's ranks lie, JSON, and the errors of bad meshes."""
+"""Clusters: presets, the placement of a mesh's ranks, JSON, and the errors for invalid meshes."""
 
 import json
 import math
@@ -88,12 +88,12 @@ def test_groups_that_share_the_network_share_its_bandwidth() -> None:
 def test_all_to_all_over_nodes_pays_for_every_member_of_a_node() -> None:
     (axis,) = Node(8, 1e12, 1e-6, 8e9, 1e-5).axes((64,), ("x",))
     assert axis.bytes_per_s == 8e9
-    # each of the 8 devices sends 56 of its 63 pieces over the node's 8e9
+    # each of the 8 devices sends 56 of its 63 pieces over the node's network link of 8e9 bytes/s
     assert axis.all_to_all_bytes_per_s == pytest.approx(1e9 * 63 / 56)
 
 
 def mesh_of(device_type: str, ranks: torch.Tensor, names: Any = None) -> Any:
-    """What Cluster.of reads of a DeviceMesh, which itself needs a process group."""
+    """The attributes of a DeviceMesh that `Cluster.of` reads; a real one needs a process group."""
     return SimpleNamespace(device_type=device_type, mesh=ranks, mesh_dim_names=names)
 
 

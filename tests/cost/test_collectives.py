@@ -1,4 +1,4 @@
-"""What must hold of a collective's seconds whatever the hardware, and how near one measured table it comes."""
+"""Properties of collective times on any hardware, and how closely the model fits one table of measurements."""
 
 import csv
 import itertools
@@ -42,7 +42,8 @@ def test_larger_presets_never_take_less_time(kind: str, preset: str) -> None:
 
 
 def test_all_reduce_lies_between_its_halves() -> None:
-    """Its scattering half may be the slower one where an all-reduce has trees and a reduce-scatter none, or worse."""
+    """At most a reduce-scatter plus an all-gather. A reduce-scatter alone may take longer than an all-reduce where only
+    the all-reduce has trees, or better ones."""
     for axis, total in itertools.product([*AXES, *WIDE], SIZES):
         scatter = collective_seconds("reduce_scatter", total, axis)
         gather = collective_seconds("all_gather", total / axis.size, axis)
@@ -53,7 +54,7 @@ def test_all_reduce_lies_between_its_halves() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_within_a_node_is_never_slower_than_one_across(kind: str) -> None:
-    """But for small all-reduces: eight nodes are a tree, in a node NCCL has a chain of eight devices."""
+    """Except for small all-reduces: eight nodes form a tree, while NCCL uses a chain of eight devices within a node."""
     for preset, total in itertools.product(PRESETS, SIZES):
         across, inside = Cluster.preset(preset, (8, 8)).axes
         if kind != "all_reduce" or total >= 1 << 20:
@@ -61,7 +62,7 @@ def test_a_group_within_a_node_is_never_slower_than_one_across(kind: str) -> Non
 
 
 def test_latency_grows_with_the_depth_of_trees_as_in_nccl() -> None:
-    """As ncclTopoTuneModel has it, with the latencies of hops of the preset, and whole hops in trees that gather."""
+    """As in ncclTopoTuneModel, with the preset's latencies per hop, and an integral number of hops in gather trees."""
     node = PRESETS["h100-80"][1]
     across, inside = node.network_latency_seconds, node.latency_seconds
     shapes = [(16384,), (2048, 8)]
@@ -72,7 +73,7 @@ def test_latency_grows_with_the_depth_of_trees_as_in_nccl() -> None:
     for kind in ("all_gather", "reduce_scatter"):
         assert collective_seconds(kind, 0, nodes) == pytest.approx(launch + 11 * across + 2048 * 2.8e-6)
         ring = launch + 14336 * inside + 2048 * across - across
-        assert collective_seconds(kind, 0, flat) == pytest.approx(ring, rel=1e-3)  # several devices a node: no trees
+        assert collective_seconds(kind, 0, flat) == pytest.approx(ring, rel=1e-3)  # several devices in a node: no trees
 
 
 def test_small_messages_take_a_fifth_of_the_latency_of_a_ring_and_large_ones_all_its_rate() -> None:
@@ -105,12 +106,13 @@ def test_two_of_a_half_never_take_less_than_one_whole() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_of_a_bucket_move_what_goes_in_and_what_comes_out(kind: str) -> None:
-    """Where rates were measured with copies, only their launches are left; on one device there are none."""
+    """If rates were measured with copies included, only launches remain; one device needs no copies."""
     cluster = Cluster.preset("h100", (8,))
     axis, device, handed = cluster.axes[0], cluster.device, 1 << 26
     out = {"all_gather": 8 * handed, "reduce_scatter": handed / 8, "all_to_all": handed, "all_reduce": 0}[kind]
     assert copies_seconds(kind, handed, axis, device) == pytest.approx(2 * (handed + out) / device.bytes_per_s)
-    into_at_once = device.launch_seconds * (kind != "all_reduce")  # by one kernel for a whole bucket; out of it alone
+    # one kernel copies a whole bucket in, so each tensor only pays for its copy out, which an all-reduce does not need
+    into_at_once = device.launch_seconds * (kind != "all_reduce")
     assert copies_seconds(kind, handed, MEASURED, device) == into_at_once
     cpu = replace(device, kind="cpu")
     assert copies_seconds(kind, handed, MEASURED, cpu) == into_at_once + device.launch_seconds
@@ -127,7 +129,7 @@ def test_unknown_kind_is_an_error() -> None:
 
 
 def published(prefix: str) -> list[dict[str, str]]:
-    """Rows of the measured table, kept beside the tests."""
+    """Rows of the table of published measurements, which is stored beside the tests."""
     with open(Path(__file__).parent / "measured_collectives.csv") as file:
         return [row for row in csv.DictReader(file) if row["id"].startswith(prefix)]
 
@@ -150,7 +152,7 @@ def test_small_all_reduces_of_one_a100_node_as_measured() -> None:
 
 
 def test_groups_across_two_nodes_share_the_network_as_measured() -> None:
-    """Two nodes of eight: consecutive groups of 8 reach 154 GB/s, strided ones 20.8, as all sixteen reach 44.7."""
+    """Two nodes of eight: consecutive groups of 8 reach 154 GB/s, strided ones 20.8; all sixteen reach 44.7."""
     inside = float(published("galv-ar-1n-8")[0]["value"]) * 1e9
     whole = float(published("galv-ar-2n-16")[0]["value"]) * 1e9
     node = Node(8, inside, 0.0, whole, 0.0)

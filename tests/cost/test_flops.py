@@ -1,4 +1,4 @@
-"""FLOPs of convolutions in groups: those of as many convolutions of one group."""
+"""FLOPs of grouped convolutions: the same as those of one ungrouped convolution for each group."""
 
 from __future__ import annotations
 

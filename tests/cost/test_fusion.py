@@ -1,4 +1,4 @@
-"""What a compiled graph moves: chains read once and write once, products stay as they are."""
+"""Memory traffic of a compiled graph: a fused chain reads and writes once, matrix products are unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES = 64 * 32 * 4
 
 
 class Chain(nn.Module):
-    """A product, five pointwise ops and a norm, another product."""
+    """A product, five pointwise ops and a norm, then another product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,8 @@ def test_nothing_else_changes() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_backward_reads_the_gradient_and_what_was_kept(device: str) -> None:
-    """Two inputs from outside (the product, read twice), one output: its gradient comes in, theirs go out."""
+    """The chain has two external inputs (both the product's result) and one output: backward reads the gradient of the
+    output and writes those of the inputs."""
     _, found = costs(compiled=True, device=device)
     assert found["layer_norm"].moved_bytes_backward == BYTES
     assert found["exp"].moved_bytes_backward == 0

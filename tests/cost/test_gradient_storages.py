@@ -1,4 +1,4 @@
-"""Which gradients are sums of their own, and which are added to in place: what autograd does, on data."""
+"""Which gradient sums are new tensors and which are added in place: compared with autograd on real data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autopar.tracing import trace
 
 WIDTH, WORDS = 8, 32
 
-# What reads a tensor twice and more, each time in a way of its own.
+# Functions that read a tensor twice or more, each in a different way.
 BRANCHES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "products": lambda x: x * 2 + x * 3,
     "three": lambda x: x * 2 + x * 3 + x.exp(),
@@ -73,7 +73,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 
 def _foreseen(model: nn.Module, graph: fx.Graph) -> int:
-    """Sums that are tensors of their own: what backward makes of an input beyond the gradient of each occurrence."""
+    """Predicted number of sums that are new tensors: gradients made of an input beyond one for each occurrence."""
     annotate(graph, root=model)
     parameters = dict(model.named_parameters())
     memory = StepMemory(graph, parameters, (1,), Precision(), "sgd", 1, "cpu")
@@ -88,8 +88,8 @@ def _foreseen(model: nn.Module, graph: fx.Graph) -> int:
 
 
 def _sums(loss: torch.Tensor) -> int:
-    """Those that autograd makes: it adds in place elsewhere. No op of these nets adds in its backward."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    """Number of sums that autograd makes as new tensors; others it adds in place. No backward of these nets adds."""
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         loss.backward()
     return sum(event.name == "aten::add" for event in profiled.events())
 
@@ -112,20 +112,21 @@ def _net(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 CASES = [(_branches, name) for name in BRANCHES] + [(_net, name) for name in NETS]
 
 
-OF_SEVERAL = [case for case in CASES if case[1] != "itself"]  # an op that reads a tensor twice is measured as it is
+# for an op that reads a tensor twice, its own backward is measured
+OF_SEVERAL = [case for case in CASES if case[1] != "itself"]
 
 
 @pytest.mark.parametrize(("build", "name"), OF_SEVERAL, ids=[name for _, name in OF_SEVERAL])
 def test_sums_are_those_that_autograd_makes(build: Callable[[str], Any], name: str) -> None:
     model, inputs = build(name)
     loss, graph = _loss(model, inputs)
-    loss().backward()  # gradients of parameters that are read twice are added to what is there
+    loss().backward()  # so that gradients of parameters read twice are added to existing ones
     assert _foreseen(model, graph) == _sums(loss())
 
 
 @pytest.mark.parametrize(("build", "name"), CASES, ids=[name for _, name in CASES])
 def test_who_follows_storages_leaves_additions_in_place(build: Callable[[str], Any], name: str) -> None:
-    """And the gradients as they are."""
+    """If `LiveStorages` watches backward, autograd adds in place as without it, and gradients are bit-identical."""
     model, inputs = build(name)
     loss, _ = _loss(model, inputs)
     sums = _sums(loss())
@@ -133,10 +134,10 @@ def test_who_follows_storages_leaves_additions_in_place(build: Callable[[str], A
     model.zero_grad()
     total = loss()
     live = LiveStorages(model.parameters())
-    with profile(activities=[ProfilerActivity.CPU]) as profiled, live:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled, live:
         total.backward()
     names = Counter(event.name for event in profiled.events())
-    in_place = names["aten::add_"]  # each within what autograd called; the others have the same op within
+    in_place = names["aten::add_"]  # each is nested in an aten::add that autograd called, and every other one too
     assert (names["aten::add"] - in_place) / 2 == sums
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)

@@ -1,4 +1,4 @@
-"""What parameters' gradients take beside the ops: against what autograd runs, and by layout and micro-batches."""
+"""Costs of parameter gradients beside those of ops: against autograd, and by layout and number of micro-batches."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ DEVICE = replace(Cluster.preset("cpu", (2,)).device, bytes_per_s=1e9, launch_sec
 
 
 def seconds(weight: str, micro_batches: int, *, train: bool = True, parameter_seconds: float = 0.0) -> float:
-    """Of all micro-batches, for the weight of one product that reads it in this layout."""
+    """Seconds over all micro-batches, for the weight of a single product that reads it in layout `weight`."""
     model = nn.Linear(64, 32, bias=False)
     graph = trace(model, {"input": torch.empty(8, 64)}).graph
     annotate(graph)
@@ -36,7 +36,7 @@ def seconds(weight: str, micro_batches: int, *, train: bool = True, parameter_se
 
 
 class Adding(TorchDispatchMode):
-    """Counts what in-place additions read and write."""
+    """Counts the kernels of in-place additions, and the bytes that they read and write."""
 
     def __init__(self) -> None:
         super().__init__()

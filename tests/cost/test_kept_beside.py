@@ -1,4 +1,4 @@
-"""What ops keep beside inputs and outputs on one of several devices: not always the part of the work that it does."""
+"""What ops save besides inputs and outputs on one of several devices: not always its share of the work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autopar.tracing import trace
 
 @pytest.mark.parametrize(("of_input", "of_weight", "part"), [("S0", "R+", 2), ("R+", "S0", 1)])
 def test_a_copy_of_an_input_is_cut_as_the_input(of_input: str, of_weight: str, part: int) -> None:
-    """A product of a transposed tensor keeps a copy: all of it where output features are split."""
+    """A product of a transposed tensor saves a contiguous copy: the whole of it where output features are split."""
     x = torch.empty(8, 64, 16, device="meta").transpose(1, 2).requires_grad_()
     weight = torch.empty(32, 64, device="meta", requires_grad=True)
     node = graph_of_call(F.linear, x, weight)
@@ -34,7 +34,7 @@ def test_a_copy_of_an_input_is_cut_as_the_input(of_input: str, of_weight: str, p
 
 
 def test_each_rank_of_experts_has_room_for_every_route() -> None:
-    """And where each expert is split, rows as its first product reads them, and its results, are whole."""
+    """Where each expert is split, the rows that its first product reads, and its results, are whole."""
     config = transformers.MixtralConfig(
         vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, use_cache=False,

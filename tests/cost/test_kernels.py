@@ -1,4 +1,4 @@
-"""The rows for the CPU, each against a real run: what is kept, and how the output lies."""
+"""The table's rows for the CPU against real runs: what each op saves, and the strides of its output."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def tensors(value: Any, device: str) -> Any:
 
 
 class Spec:
-    """A tensor still to be made, on the meta device and on the CPU alike."""
+    """Describes a tensor that is then created on the meta device and on the CPU."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ def test_every_row_for_the_cpu_is_among_the_calls() -> None:
 
 
 def test_attention_that_is_not_fused_makes_scores_for_a_moment() -> None:
-    """Values of another size than keys, as in DeepSeek: gradients of scores and of chances live at once."""
+    """Value heads of another size than key heads, as in DeepSeek: gradients of scores and of probabilities coexist."""
     shapes = (2, 4, 16, 8), (2, 4, 16, 8), (2, 4, 16, 12)
     node = graph_of_call(ATTENTION, *(torch.empty(s, device="meta", requires_grad=True) for s in shapes))
     annotate(node.graph, "cpu")
@@ -179,7 +179,7 @@ def test_attention_on_cuda_keeps_no_scores(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_on_cuda_skips_what_is_masked_and_computes_scores_again(causal: bool) -> None:
-    """Two products forward, five backward, of which causality leaves half; all in one kernel each way."""
+    """Two products in forward and five in backward, halved if causal; one kernel in each direction."""
     q = torch.empty(2, 4, 16, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
     node = graph_of_call(ATTENTION, q, q.clone(), q.clone(), is_causal=causal)
     annotate(node.graph, "cuda")
@@ -191,7 +191,7 @@ def test_attention_on_cuda_skips_what_is_masked_and_computes_scores_again(causal
 
 
 def test_attention_that_drops_keeps_no_scores_on_cuda() -> None:
-    """Fused kernels draw as they go, and again in backward."""
+    """Fused kernels draw the dropout mask while they run, and draw it again in backward."""
     q = torch.empty(2, 4, 16, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
     node = graph_of_call(ATTENTION, q, q.clone(), q.clone(), dropout_p=0.1)
     annotate(node.graph, "cuda")
@@ -202,7 +202,7 @@ def test_attention_that_drops_keeps_no_scores_on_cuda() -> None:
     ("of_keys", "of_values", "fused"), [(24, 16, True), (16, 24, True), (24, 12, False), (12, 12, True)]
 )
 def test_values_may_have_heads_of_another_size_on_cuda(of_keys: int, of_values: int, fused: bool) -> None:
-    """As DeepSeek's: by the memory-efficient kernel, which reads 16 bytes at a time."""
+    """As in DeepSeek: the memory-efficient kernel runs, which reads 16 bytes at a time."""
     q = torch.empty(2, 4, 16, of_keys, device="meta", dtype=torch.bfloat16, requires_grad=True)
     v = torch.empty(2, 4, 16, of_values, device="meta", dtype=torch.bfloat16, requires_grad=True)
     node = graph_of_call(ATTENTION, q, q.clone(), v, is_causal=True)

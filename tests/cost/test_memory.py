@@ -1,4 +1,4 @@
-"""Bytes of model state, optimizers and saved activations: ZeRO's formulas, torch's own optimizers, real steps."""
+"""Bytes of model states, optimizers and saved activations, against ZeRO's formulas, torch's optimizers, real steps."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def memory_of(model: nn.Module, inputs: dict[str, torch.Tensor], **options: obje
 
 @pytest.mark.parametrize("stage", range(4))
 def test_zero(stage: int) -> None:
-    """1910.02054, section 3: 2 + 2 + 12 bytes a parameter in mixed precision, of which each stage divides one more.
+    """1910.02054, section 3: 2 + 2 + 12 bytes for each parameter in mixed precision; each stage shards one more part.
 
-    Storage is whole or sharded; sharded and kept whole between forward and backward it is stage 2, with gradients of
-    several micro-batches that wait unreduced stage 1. Sharded masters are the stored parameters themselves.
+    Whole storage is stage 0. Sharded storage that stays gathered between forward and backward is stage 2, and stage 1
+    if gradients of several micro-batches wait unreduced. Sharded master weights are the stored parameters themselves.
     """
     whole = stage == 0
     mixed = Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.float32)
@@ -77,7 +77,7 @@ def test_zero(stage: int) -> None:
     storage, wanted = Layout.parse("R" if whole else "S0"), Layout.parse("R+")
     moved = moving(memory, Grouping(memory, ()), ref, storage, wanted, regather=stage == 3)
     found = sum(memory.parameter_bytes(node, storage).values())
-    if stage in (1, 2):  # the copy in the compute dtype lives as long as the activations do
+    if stage in (1, 2):  # the copy in the compute dtype lives as long as the activations
         found += memory.read_bytes(node, storage, wanted)
     found += moved.accumulated if stage == 1 else moved.reduced
     divided = {0: 16, 1: 4 + 12 / RANKS, 2: 2 + 14 / RANKS, 3: 16 / RANKS}[stage]
@@ -87,7 +87,7 @@ def test_zero(stage: int) -> None:
 @pytest.mark.parametrize("bias", [True, False], ids=["biases between", "weights in a row"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_states_and_transients_are_those_of_torch(optimizer: str, *, bias: bool) -> None:
-    """Of the parameter before, the optimizer's loop still holds the last temporary."""
+    """While the optimizer updates a parameter, it still holds the last temporary of the previous one."""
     model = nn.Sequential(nn.Linear(96, 64, bias), nn.Linear(64, 160, bias))
     memory = memory_of(model, {"input": torch.empty(8, 96)}, optimizer=optimizer)
     nodes = [n for n in memory.graph.nodes if memory.is_parameter(n)]
@@ -110,7 +110,8 @@ def test_states_and_transients_are_those_of_torch(optimizer: str, *, bias: bool)
 
 
 def test_a_storage_cut_in_two_ways_is_two_copies() -> None:
-    """Views share a copy where they are cut alike, whatever their dims: heads of (b, h, s, e), width of (b, s, d)."""
+    """Views share a copy if they shard the storage alike, in whichever dims: heads of (b, h, s, e), width of (b, s,
+    d)."""
     memory = memory_of(Heads(), {"x": torch.empty(8, 6, 64, device="meta", requires_grad=True)}, mesh_shape=(2,))
     merged, heads = (
         next(TensorRef(n, 0) for n in memory.graph.nodes if n.op.startswith("call") and tuple(shape(n)) == wanted)
@@ -125,7 +126,7 @@ def test_a_storage_cut_in_two_ways_is_two_copies() -> None:
 
 
 class Heads(nn.Module):
-    """Makes a tensor, and views of it with its width split into heads."""
+    """Makes a tensor, and a view of it with its width split into heads."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.exp()
@@ -138,7 +139,7 @@ def shape(node: fx.Node) -> torch.Size:
 
 
 class Stacked(nn.Module):
-    """Joins two tables' rows, whose gradients are parts of one tensor."""
+    """Stacks the rows of several tables, whose gradients are views of one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +150,7 @@ class Stacked(nn.Module):
 
 
 class Spectral(nn.Module):
-    """The gradient that a spectrum gives is half of a complex tensor."""
+    """The gradient of the input of an FFT is a view of half of a complex tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,13 +174,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_peak_is_that_of_a_real_step(name: str) -> None:
-    """One device: forward, backward and optimizer in eager mode, every storage counted while it lives."""
+    """One device: forward, backward and optimizer in eager mode, counting every storage while it lives."""
     build, batch = CASES[name]
     torch.manual_seed(0)
     model = build().train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.0  # under a plan, other code than eager mode's draws masks, of other sizes
+            module.p = 0.0  # a plan draws masks by other code, of other sizes
     memory = memory_of(model, batch)
     nodes = list(memory.graph.nodes)
     chosen = {node: options[0] for node, options in strategies_for(memory.graph, (1,)).items()}

@@ -1,4 +1,4 @@
-"""FLOPs and saved bytes of models that nobody here wrote, against FlopCounterMode and real runs."""
+"""FLOPs and saved bytes of models of other libraries, against FlopCounterMode and real runs."""
 
 import copy
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from autopar.graph import COST
 from autopar.tracing import trace
 
 IDS = torch.arange(32).view(2, 16)
-SLOW = "llama, padded", "bert, padded", "t5, padded"  # gpt2, padded is not
+SLOW = "llama, padded", "bert, padded", "t5, padded"  # gpt2 padded is quick
 TOKENS = {"input_ids": IDS, "labels": IDS}
 PADDED = {**TOKENS, "attention_mask": torch.tensor([[1] * 16, [1] * 10 + [0] * 6])}
 
@@ -76,7 +76,7 @@ class Residual(nn.Module):
 
 
 class WithLoss(nn.Module):
-    """A model whose loss stands outside, with the loss."""
+    """A model together with a loss that is computed outside of it."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def mlp() -> nn.Module:
 
 
 def decoder(name: str, **sizes: Any) -> Callable[[], nn.Module]:
-    """A causal language model of transformers by its family's name, small."""
+    """A small causal language model of transformers, by the name of its family."""
     config = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 101, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **sizes,

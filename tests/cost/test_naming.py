@@ -1,4 +1,4 @@
-"""Stretches of a graph are called by the user's modules."""
+"""Ranges of a graph are named after the user's modules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Model(nn.Module):
 
 
 def _between(first: str, last: str) -> list[fx.Node]:
-    """The nodes from the first op inside module `first` to the last in `last`."""
+    """The nodes from the first op inside module `first` to the last op in module `last`."""
     nodes = list(trace(Model(), {"x": torch.empty(2, 4)}).graph.nodes)
     paths = [[path for path, _ in node.meta.get("scope", ())] for node in nodes]
     begin = next(i for i, p in enumerate(paths) if first in p)

@@ -1,4 +1,4 @@
-"""What hides behind compute, by its properties."""
+"""Properties of the communication time that is hidden behind compute."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_more_compute_hides_more_and_more_traffic_never_takes_less_time(seed: in
 
 
 def test_the_last_reduction_is_seen() -> None:
-    """One stretch of four blocks: each hides behind the blocks before it, the first block's behind nothing."""
+    """One stretch of four blocks: each reduction hides behind the blocks before; the first block's is exposed."""
     movable = Movable(1)
     movable.reductions[0] = 4.0
     assert hidden_seconds([Stretch(0, 4, 1)], [movable], [0.0], [40.0], 1) == pytest.approx(3.0)
@@ -56,7 +56,7 @@ def test_the_last_reduction_is_seen() -> None:
 
 
 def test_the_first_bucket_of_all_hides_behind_nothing() -> None:
-    """Four blocks of two buckets each, and compute that hides any of the others."""
+    """Four blocks of two buckets each, with compute that can hide any bucket but the first."""
     movable = Movable(1)
     movable.gathers[0] = movable.again[0] = 100.0
     assert hidden_seconds([Stretch(0, 4, 2)], [movable], [8.0], [0.0], 3) == pytest.approx(3 * 7.0)
@@ -66,7 +66,7 @@ def test_the_first_bucket_of_all_hides_behind_nothing() -> None:
 
 
 def test_what_compute_cannot_use_of_the_device_stays() -> None:
-    """Beside a second of communication compute gets 0.8 seconds done: that much is saved, and no more."""
+    """Beside one second of communication 0.8 seconds of compute get done, so at most that much is saved."""
     movable = Movable(1)
     movable.gathers[0] = 2.0
     assert hidden_seconds([Stretch(0, 100, 1)], [movable], [40.0], [0.0], 1, 0.8) == pytest.approx(1.6)
@@ -75,7 +75,7 @@ def test_what_compute_cannot_use_of_the_device_stays() -> None:
 
 
 def test_two_axes_hide_behind_the_same_compute() -> None:
-    """Each has a stream of its own, and hides what there is compute for, whatever the other hides."""
+    """Each axis has its own stream and can hide behind all compute, whatever the other axis hides."""
     one, other = Movable(1), Movable(1)
     one.gathers[0], other.gathers[0] = 2.0, 40.0
     assert hidden_seconds([Stretch(0, 100, 1)], [one, other], [3.0], [0.0], 1) == pytest.approx(2.0 + 2.97)

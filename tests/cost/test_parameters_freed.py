@@ -1,4 +1,4 @@
-"""Planning lets go of the model's parameters, whose memory is wanted as soon as shards have replaced them."""
+"""Planning keeps no references to parameters, so that their memory is free once shards have replaced them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which reductions are waited for: what they hold stays bounded, and the last of several has the time of a block."""
+"""Which reductions are waited for: the memory they hold is bounded, and the last of several has a block's time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from autopar.cost.buckets.reductions import HELD, SMALL, due
 
 @dataclass
 class Sent:
-    """A bucket whose collectives are handed these bytes, one after another; the last is no all-reduce."""
+    """A bucket whose collectives get inputs of these sizes in bytes, one after another; the last is no all-reduce."""
 
     sizes: list[int]
     launched: int = 1
     landed: bool = False
-    turns: list[int] = field(default_factory=list)  # at which its collectives were waited for
+    turns: list[int] = field(default_factory=list)  # turns at which its collectives were waited for
 
     @property
     def handed_bytes(self) -> int:
@@ -49,7 +49,7 @@ def run(buckets: list[list[int]]) -> list[Sent]:
             assert one.holds_more
             one.land(turn)
         beside = [one for one in flights if one.holds_more and one.handed_bytes < SMALL * sizes[0]]
-        assert all(one.launched > 1 for one in beside)  # no gradients but of the bucket at its turn are held
+        assert all(one.launched > 1 for one in beside)  # only the bucket whose turn it is holds gradients
         older = [one for one in beside if one.turns[-1] != turn]
         if older:
             assert sum(one.under_way_bytes for one in beside) <= sizes[0] // HELD
@@ -59,7 +59,7 @@ def run(buckets: list[list[int]]) -> list[Sent]:
 
 @given(st.lists(st.integers(1, 4096), max_size=30))
 def test_small_buckets_hold_no_more_than_large_ones(sizes: list[int]) -> None:
-    """At its turn a bucket has its gradients and hands in as much: of the largest that is all there is."""
+    """At its turn a bucket holds its gradients and as much input; for the largest bucket that is the maximum."""
     flights: list[Sent] = []
     for turn, size in enumerate(sizes):
         for one in due(flights, size):
@@ -70,7 +70,7 @@ def test_small_buckets_hold_no_more_than_large_ones(sizes: list[int]) -> None:
 
 
 def test_what_comes_soon_behind_a_large_bucket_leaves_it_time() -> None:
-    """Experts, attention, and so on: each bucket has a block's time."""
+    """Buckets of experts and attention in alternation: each reduction has the time of a block."""
     flights = run([[352], [84]] * 4)
     assert [one.turns for one in flights[:-2]] == [[2], [2], [4], [4], [6], [6]]
 
@@ -92,7 +92,7 @@ def test_a_single_collective_ends_at_the_next_turn() -> None:
 
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_the_last_of_two_has_longer_than_from_one_bucket_to_the_next(ranks: int) -> None:
-    """Of equal buckets, the later collectives of so many are under way together as fit into half of one."""
+    """For equal buckets, the number of later collectives under way at once is as many as fit into half of a bucket."""
     found = run([[4096, 4096 // ranks]] * 18)
     assert all(one.turns[0] == i + 1 for i, one in enumerate(found[:-1]))
     assert {one.turns[1] - one.turns[0] for one in found if len(one.turns) == 2} == {ranks // HELD}

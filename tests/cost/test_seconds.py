@@ -1,4 +1,4 @@
-"""What must hold of a node's seconds, and how near a published layer they come."""
+"""Properties of a node's predicted seconds, and how closely they fit a published layer."""
 
 import itertools
 import random
@@ -23,7 +23,7 @@ A100, CPU = Cluster.preset("a100", (8,)).device, Cluster.preset("cpu", (8,)).dev
 
 @dataclass(frozen=True)
 class Sharded:
-    """What node_seconds reads of a strategy."""
+    """The attributes of a strategy that `node_seconds` reads."""
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
@@ -54,7 +54,7 @@ def seconds(
 
 @pytest.mark.parametrize("split", ["S0 S0", "S1 R"], ids=["rows", "classes"])
 def test_a_split_loss_takes_its_part(split: str) -> None:
-    """What it writes on its way to one number is split as its inputs are, though that number is not."""
+    """Intermediate results are split like the inputs, although the loss itself, a scalar, is not."""
     args = meta(1 << 16, 1 << 15), torch.empty(1 << 16, dtype=torch.long, device="meta")
     whole, part = seconds(F.cross_entropy, *args), seconds(F.cross_entropy, *args, how=sharded(split, "P", 1 / 8))
     assert part == pytest.approx([s / 8 for s in whole], rel=1e-3)
@@ -99,7 +99,7 @@ def test_large_products_reach_the_devices_efficiency_and_thin_ones_do_not() -> N
     ("dtype", "off"), [(torch.bfloat16, 1), (torch.float16, 2), (torch.bfloat16, 4), (torch.float32, 1)], ids=str
 )
 def test_rows_that_are_not_aligned_make_a_gpus_products_slow(dtype: torch.dtype, off: int) -> None:
-    """Of a vocabulary that is no multiple of eight, forward and backward; a convolution has no such rows."""
+    """A vocabulary that is no multiple of eight slows down forward and backward; a convolution has no such rows."""
     part = dict(FAMILIES["cuda"].unaligned)[off] if dtype.itemsize == 2 else 1.0
     x, w, odd = (meta(*shape, dtype=dtype) for shape in ((8192, 768), (50304, 768), (50304 - off, 768)))
     for even, slow in zip(seconds(F.linear, x, w), seconds(F.linear, x, odd), strict=True):
@@ -110,14 +110,14 @@ def test_rows_that_are_not_aligned_make_a_gpus_products_slow(dtype: torch.dtype,
 
 
 def test_an_uneven_cut_leaves_one_device_rows_that_are_not_aligned() -> None:
-    """Of 30522 columns seven devices of eight have 3816, a multiple of eight, and one has 3810."""
+    """Of 30522 columns, seven of eight devices have 3816, a multiple of eight, and one has 3810."""
     cut = sharded("R+ S0", "S1", 1 / 8)
     uneven, even = (seconds(F.linear, meta(8192, 1024), meta(n, 1024), how=cut)[0] for n in (30522, 8 * 3816))
     assert uneven > 2 * even
 
 
 def test_a_wave_more_is_a_step_up_and_a_full_one_is_flat() -> None:
-    """128 x 128 tiles of (m, 4096) x (4096, 128): one wave up to 108 tiles of 128 rows, two beyond."""
+    """128 x 128 tiles of (m, 4096) x (4096, 128): up to 108 tiles run in one wave, more tiles take two."""
     waves = [seconds(F.linear, meta(128 * tiles, 4096), meta(128, 4096))[0] for tiles in (107, 108, 109, 215)]
     assert waves[0] == pytest.approx(waves[1], rel=0.02)
     assert waves[2] > 1.15 * waves[1]
@@ -147,7 +147,7 @@ def test_no_shard_takes_longer_than_the_whole_and_none_beats_its_part() -> None:
 
 
 def test_a_replicated_weight_is_read_whole() -> None:
-    """With few tokens a product is bound by its weight, which data parallel does not split."""
+    """With few tokens a product is bound by reading its weight, which data parallelism does not split."""
     x, w = meta(64, 8192), meta(8192, 8192)
     split = seconds(F.linear, x, w, how=sharded("R+ S0", "S1", 1 / 8))
     replicated = seconds(F.linear, x, w, how=sharded("S0 R+", "S0", 1 / 8))
@@ -200,7 +200,7 @@ def test_a_bias_costs_an_addition_where_its_product_is_a_partial_sum_only() -> N
 
 @pytest.mark.parametrize(("batch", "published_ms"), [(1, 4.396), (4, 4.124), (8, 3.937)])
 def test_a_layer_of_llama2_7b_takes_what_was_measured(batch: int, published_ms: float) -> None:
-    """Forward of one layer, 2048 tokens, bf16, one A100-class GPU (Hetu-Galvatron's computation profile)."""
+    """Forward of one layer, 2048 tokens, bf16, one A100-class GPU (computation profile of Hetu-Galvatron)."""
 
     def forward_seconds(layers: int) -> float:
         with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Parameters and buffers that the planned call does not read take memory all the same."""
+"""Parameters and buffers that the planned call does not read also take memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPARE = 4 * (256 * 256 + 256) + 4 * 100
 
 
 class Spare(nn.Module):
-    """A layer, a head and a buffer that a call reads, and as many that it does not, one of them under two names."""
+    """Layers and a buffer that the call reads, and the same number that it does not, including tied parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def test_budgets_that_they_pass_are_refused_and_the_smallest_has_them() -> None:
 
 
 def test_those_that_are_stored_in_parts_already_count_as_parts() -> None:
-    """As of another graph of a model that runs."""
+    """This is the case for weights that another graph of a running model has sharded."""
     model = spare()
     graph = trace(model, {"x": torch.empty(32, 64)}).graph
     pinned = {f"{name}.weight": Layout.parse("S0") for name in ("spare", "again")}
@@ -77,7 +77,7 @@ def test_the_report_tells_of_them() -> None:
 
 
 def test_states_of_what_other_graphs_train_count_once_under_all_names() -> None:
-    """Two of AdamW for each element, whole or in the parts that are stored; none of what this graph trains itself."""
+    """Two AdamW states for each element, whole or sharded like its parameter; without what this graph trains."""
     model = spare()
     graph = trace(model, {"x": torch.empty(32, 64)}).graph
     pinned = {f"{name}.weight": Layout.parse("S0") for name in ("spare", "again")}

@@ -1,4 +1,4 @@
-"""Every piece of text in autopar's source, as a message would have it: formatted values are `…`."""
+"""Every string of autopar's source, as it appears in messages: formatted values are replaced by `…`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def messages(root: Path) -> list[str]:
-    """The texts of all string literals and f-strings of the packages below `root`; sums of them are one text."""
+    """The texts of all string literals and f-strings of the packages below `root`; concatenated ones are one text."""
     found: list[str] = []
     for package in ("autopar", "strategies", "solver"):
         for where, _, files in os.walk(root / package):

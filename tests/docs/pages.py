@@ -1,8 +1,9 @@
-"""The documentation's code blocks, as a reader would run them: one folder and one namespace a page, from top to bottom.
+"""The documentation's code blocks, run as a reader would: each page from top to bottom in one folder and namespace.
 
-Python blocks run here. Shell blocks run line by line: `autopar` in this process (so that a page costs no imports of
-torch), all else in a shell. A `py` block under `<!-- file: NAME -->` is written to that file in place of being run, one
-under `<!-- skip: next -->` is left alone, and a `text` block is what the shell line before it printed, figures apart.
+Python blocks run in this process. Shell blocks run line by line: `autopar` in this process (which saves importing torch
+anew), all else in a shell. A `py` block under `<!-- file: NAME -->` is written to that file instead of being run, one
+under `<!-- skip: next -->` is skipped, and a `text` block is the output of the shell line before it, except for
+figures.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PRINTED, _LAST = "printed by each shell line", "the last shell line"
 
 
 def run_page(page: Path) -> tuple[int, dict[str, str]]:
-    """Run the examples of a page in the current folder: how many there were, and what each shell line printed."""
+    """Run the examples of a page in the current folder; returns their number, and the output of each shell line."""
     parsers = [SkipParser(), PythonCodeBlockParser(doctest_optionflags=0), _shell(), _printed(), _files]
     document = Sybil(parsers=parsers, path=str(DOCS), pattern="*.md").parse(page)
     examples = list(document.examples())
@@ -67,7 +68,7 @@ def _run(line: str) -> str:
             main(words[1:])
         except SystemExit as end:
             code = end.code
-    assert code in (0, None, 3), f"{line}: {told.getvalue()}"  # 3: the answer of `check`
+    assert code in (0, None, 3), f"{line}: {told.getvalue()}"  # 3 is an answer of `check`
     if target is not None:
         Path(target).write_text(printed.getvalue())
         return ""
@@ -75,7 +76,7 @@ def _run(line: str) -> str:
 
 
 def in_a_shell(line: str) -> str:
-    """What the line prints, with this interpreter's programs on the path and autopar importable."""
+    """The output of a line in a shell, where this interpreter's programs are on the path and autopar is importable."""
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PATH": here + os.pathsep + os.environ["PATH"], "PYTHONPATH": path}
@@ -86,7 +87,7 @@ def in_a_shell(line: str) -> str:
 
 
 def _compare(example: Example) -> None:
-    """`...` on a line of its own stands for any lines."""
+    """Compare an output with its documentation, in which a line `...` stands for any number of lines."""
     shown = [_without_figures(line) for line in str(example.parsed).splitlines()]
     printed = [_without_figures(line) for line in example.namespace[_PRINTED][example.namespace[_LAST]].splitlines()]
     for line in shown:
@@ -94,7 +95,7 @@ def _compare(example: Example) -> None:
 
 
 def _without_figures(line: str) -> str:
-    """Figures, their units and the width of columns change with every price; words do not."""
+    """Text without figures, their units and column widths, which change with every change of costs."""
     return " ".join(re.sub(r"[0-9][0-9.,]*( ?(GiB|MiB|KiB|TFLOP(/s)?|ms|µs|s|%|x))?", "#", line).split())
 
 

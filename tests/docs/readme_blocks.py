@@ -1,7 +1,7 @@
-"""Runs the README's blocks of Python on two ranks: torchrun --nproc-per-node 2 readme_blocks.py
+"""Runs the Python blocks of the README on two ranks: torchrun --nproc-per-node 2 readme_blocks.py
 
-Each block gets what it speaks of: a small model and what belongs to it. The README's mesh of 4 x 8 GPUs is one of 1 x 2
-processes. Rank 0 prints how many blocks ran.
+Each block gets the objects it refers to: a small model and others. The README's mesh of 4 x 8 GPUs is replaced by one
+of 1 x 2 processes. Rank 0 prints the number of blocks that ran.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Module(lightning.LightningModule):
 
 
 def known() -> dict[str, Any]:
-    """What every block may speak of."""
+    """The names that every block may use."""
     ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
     batch = {"input_ids": ids, "labels": ids}
     mesh = init_device_mesh("cpu", (2,))
@@ -83,7 +83,7 @@ def known() -> dict[str, Any]:
 
 
 def trained(names: dict[str, Any]) -> None:
-    """A model that is planned, its parts, and its optimizer."""
+    """Add a planned model, its parts, and its optimizer."""
     names["model"] = autopar.autoparallelize(names["model"], names["batch"], names["mesh"], inputs="local")
     names["optimizer"] = torch.optim.AdamW(names["model"].parameters())
     names["step"] = 3
@@ -106,7 +106,7 @@ def loops(names: dict[str, Any]) -> None:
     names["Trainer"], names["module"], names["loader"] = lightning.Trainer, Module(), DataLoader(Rows(), ROWS // 2)
 
 
-BEFORE: dict[str, Callable[[dict[str, Any]], None]] = {  # by words of the block
+BEFORE: dict[str, Callable[[dict[str, Any]], None]] = {  # preparations, keyed by text in the block
     "load_weights": weights,
     "autopar.sampler": trained,
     "latest_checkpoint": trained,

@@ -1,4 +1,4 @@
-"""The example notebook runs from top to bottom, and what it holds is what a run of it shows."""
+"""The example notebook runs from top to bottom, and its stored outputs are those of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "plan.ipynb"
 
 
 def _outputs(path: Path) -> list[list[str]]:
-    """By code cell, the kinds of what it shows."""
+    """For each code cell the kinds of its outputs."""
     cells = json.loads(path.read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(output["output_type"] != "error" for cell in code for output in cell["outputs"])
@@ -32,7 +32,7 @@ def test_the_notebook_is_committed_with_its_outputs() -> None:
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", str(NOTEBOOK)]
-    quiet = {"PYTHONWARNINGS": "ignore:IProgress not found"}  # tqdm asks for the widgets of notebooks
+    quiet = {"PYTHONWARNINGS": "ignore:IProgress not found"}  # tqdm looks for notebook widgets
     done = subprocess.run(
         [*command, "--output-dir", str(tmp_path), "--output", "run"],
         env={**os.environ, **quiet},

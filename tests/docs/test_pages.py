@@ -1,4 +1,4 @@
-"""Every code block of the documentation runs, and every message that it quotes is one that autopar gives."""
+"""Every code block of the documentation runs, and every message that it quotes is one of autopar's."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ TINY = {
 }
 
 
-LAUNCHES = pytest.mark.slow  # pages that start processes more than once; README's, of two ranks, is not
+LAUNCHES = pytest.mark.slow  # pages that start processes several times; the README, with two ranks, is not slow
 SLOW = {"checkpoints", "coming_from", "large", "start"}
 TRAINING = {"start", "checkpoints"}  # pages whose scripts train the model of plain.py
 
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with what the pages speak of: the examples, a config, a cluster that was measured."""
+    """A folder with the files that pages refer to: the examples, a config, a measured cluster."""
     for script in (ROOT / "examples" / "first").glob("*.py"):
         shutil.copy(script, tmp_path)
     (tmp_path / "tiny.json").write_text(json.dumps(TINY))
@@ -65,7 +65,7 @@ def test_code_blocks_run(page: Path, reader: Path) -> None:
 
 
 def _compared_pairs(folder: Path) -> list[str]:
-    """The systems that the reader came from: what each wrote has the weights of the plan that takes its place."""
+    """The systems that readers come from; checks that each one's weights equal those of the equivalent plan."""
     systems = [path.stem.removeprefix("planned_") for path in folder.glob("planned_*.pt")]
     for name in systems:
         theirs, ours = (torch.load(folder / f"{way}_{name}.pt") for way in ("with", "planned"))
@@ -80,7 +80,7 @@ def _losses(printed: str) -> dict[str, float]:
 
 
 def _one_run(trained: dict[str, dict[str, float]]) -> None:
-    """Whatever trained the example's model has the losses of one plain process, step by step."""
+    """Check that all ways of training the example's model have the losses of one plain process, step by step."""
     alone = trained.get("python plain.py") or _losses(in_a_shell(f"{sys.executable} plain.py"))
     assert len(alone) == 8
     for line, losses in trained.items():
@@ -110,7 +110,7 @@ def test_the_index_of_messages_leads_to_them() -> None:
 
 
 def in_order(parts: list[str], text: str) -> bool:
-    """Whether the text holds all of the parts, one behind the other."""
+    """Whether the text contains all parts in this order."""
     place = 0
     for part in parts:
         place = text.find(part, place) + len(part)

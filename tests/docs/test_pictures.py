@@ -1,4 +1,4 @@
-"""The pictures of the documentation are those that its script draws."""
+"""The pictures of the documentation are those that its script draws now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `autopar` exports is there, and stands in the reference."""
+"""All names that `autopar` exports exist and are in the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's blocks run: its Python on two ranks, its commands as the documentation's."""
+"""The README's blocks run: its Python blocks on two ranks, its commands like those of the documentation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pages import ROOT, in_a_shell, run_page
 
 BLOCKS = Path(__file__).parent / "readme_blocks.py"
-QUICK = {"autopar profile --mesh 2x4": "autopar profile --mesh 2 --seconds 2"}  # of eight processes, twenty seconds
+# instead of eight processes for twenty seconds
+QUICK = {"autopar profile --mesh 2x4": "autopar profile --mesh 2 --seconds 2"}
 
 
 def test_blocks_of_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,11 +29,11 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for theirs, ours in QUICK.items():
         assert theirs in text
         text = text.replace(theirs, ours)
-    text = text.replace("```python\n", "```py\n")  # those of the other test
+    text = text.replace("```python\n", "```py\n")  # Python blocks are run by the other test
     (tmp_path / "README.md").write_text(text)
     monkeypatch.chdir(tmp_path)
     blocks, printed = run_page(tmp_path / "README.md")
-    assert blocks == text.count("```bash\n") + text.count("```text\n") + 2 == 7  # and what skips two of them
+    assert blocks == text.count("```bash\n") + text.count("```text\n") + 2 == 7  # two more blocks are skipped
     assert len(printed) >= 9
     for file in ("plan.json", "report.html", "cluster.json", "step.json"):
         assert (tmp_path / file).is_file()

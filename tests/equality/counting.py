@@ -1,4 +1,4 @@
-"""Which collectives really ran, read off the dispatcher."""
+"""Counts the collectives that really ran, as seen by the dispatcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = {
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Counts `(kind, axis)` calls and the bytes this rank handed in."""
+    """Counts calls and this rank's input bytes by `(kind, axis)`."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()

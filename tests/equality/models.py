@@ -1,4 +1,4 @@
-"""The models of the equality runs: nobody here wrote the Hugging Face ones; small configs, dropout off."""
+"""The models of the equality runs: small configs without dropout, most of them of Hugging Face's models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH, SEQUENCE, VOCABULARY = 8, 16, 96
 
 @dataclass(frozen=True)
 class Case:
-    """How to build one model (same weights in every process) and its batch number `step`."""
+    """How to build a model (with the same weights in every process), and how to make the batch of a step."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[int], dict[str, torch.Tensor]]
@@ -109,7 +109,7 @@ def _t5() -> nn.Module:
 
 
 class MLP(nn.Module):
-    """A stack of residual-free layers with an odd bias here and there."""
+    """A stack of layers without residuals, some with a bias."""
 
     def __init__(self, width: int = 32, depth: int = 4) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class _Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual convolutional net with batch norm; its loss stands outside."""
+    """A residual convolutional net with batch norm; its loss is outside of the model."""
 
     def __init__(self, channels: int = 8, blocks: int = 3) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def _causal(step: int) -> dict[str, torch.Tensor]:
 
 
 def _masked(step: int) -> dict[str, torch.Tensor]:
-    """Padded: the rows have different lengths, and labels are ignored unevenly."""
+    """A padded batch: rows of different lengths, and labels ignored unevenly."""
     ids = _tokens(step)
     length = torch.arange(SEQUENCE - BATCH, SEQUENCE).unsqueeze(1) + 1
     mask = (torch.arange(SEQUENCE) < length).long()
@@ -225,18 +225,18 @@ CASES: dict[str, Case] = {
 
 
 def build(name: str, dtype: torch.dtype) -> nn.Module:
-    """The model with the same weights wherever this is called."""
+    """The model, with the same weights in every process."""
     torch.manual_seed(7)
     return CASES[name].build().to(dtype).train()
 
 
 def batch(name: str, step: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Batch `step`, floating tensors in `dtype`."""
+    """The batch of a step, with floating tensors in `dtype`."""
     return {k: v.to(dtype) if v.is_floating_point() else v for k, v in CASES[name].batch(step).items()}
 
 
 def reference_loss(name: str, model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The loss as the user computes it on one device."""
+    """The loss as a user computes it on one device."""
     case = CASES[name]
     if case.loss_fn is None:
         return model(**inputs).loss

@@ -1,4 +1,4 @@
-"""The plans of the equality runs: four kinds for each model, each one really of its kind."""
+"""The plans of the equality runs: four kinds for each model; each plan is checked to be of its kind."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from autopar import Precision
 from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 
-GAP = 0.05  # these plans need not be the best ones
+GAP = 0.05  # relative gap of the solver: the plans need not be optimal
 KINDS = ("free", "sharded", "recompute", "tp", "asked")
 OPTIMIZERS = {"float64": "adamw", "float32": "sgd-momentum"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One case: this model in this dtype on this mesh under a plan of this kind."""
+    """One case: a model in a dtype on a mesh, under a plan of one kind."""
 
     model: str
     dtype: str
@@ -43,14 +43,14 @@ class Job:
 
 
 def gathers_parameters(plan: Plan) -> bool:
-    """Whether a trainable parameter is stored sharded and gathered before its use."""
+    """Whether a trainable parameter is stored sharded and gathered before use."""
     gathered = {c.cause for c in plan.collectives if c.kind == "all_gather" and c.phase == "forward"}
     readers = {n for i, bucket in enumerate(plan.buckets) if f"bucket {i}" in gathered for n in bucket.names}
     return any(p.trainable and not p.storage.is_replicated and p.name in readers for p in plan.parameters)
 
 
 def shards_tensors(plan: Plan) -> bool:
-    """Whether an op works on a part of a weight: an input that is a parameter's, sharded where it is used."""
+    """Whether an op reads a shard of a weight, i.e. a parameter that is sharded where it is used."""
     return any(p.trainable and not p.storage.is_replicated for p in plan.parameters)
 
 
@@ -64,7 +64,7 @@ IS_OF_KIND: dict[str, Callable[[Plan], bool]] = {
 
 
 def eager_cluster(shape: tuple[int, ...], preset_name: str = "cpu") -> autopar.Cluster:
-    """Slow devices on a fast network without latency: sharding pays even for a few thousand weights."""
+    """A cluster of slow devices on a fast network without latency, where sharding pays even for few weights."""
     preset = autopar.Cluster.preset(preset_name, shape=shape)
     device = replace(
         preset.device, launch_seconds=0.0, bytes_per_s=1e9, flops_per_s=dict.fromkeys(preset.device.flops_per_s, 1e9)
@@ -77,7 +77,7 @@ def eager_cluster(shape: tuple[int, ...], preset_name: str = "cpu") -> autopar.C
 
 
 def make_plans(jobs: Sequence[Job]) -> dict[Job, Plan | Exception]:
-    """Plans of jobs that differ in their kind alone: they share one trace. For the other device, as for GPUs."""
+    """Plans of jobs that differ only in their kind and so share one trace. The other device is planned for as a GPU."""
     model_name, dtype_name, mesh = jobs[0].model, jobs[0].dtype, jobs[0].mesh
     dtype = getattr(torch, dtype_name)
     found: dict[Job, Plan | Exception] = {}
@@ -107,7 +107,7 @@ def make_plans(jobs: Sequence[Job]) -> dict[Job, Plan | Exception]:
 
 
 class Ladder:
-    """The plans of one graph under several budgets, each solved once."""
+    """The plans of one graph under several budgets; each is solved only once."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -116,8 +116,8 @@ class Ladder:
         self.least = 0
 
     def plan(self, kind: str) -> Plan:
-        """The free plan, the tp preset's, that of a preset with all its options, or the first under a budget that is of
-        this kind; where no budget gives one, that of a preset."""
+        """The free plan; the preset tp; a preset with all its options ("asked"); or the first plan under a budget that
+        is of this kind and, if none is, the plan of a preset."""
         if kind == "free":
             return self.free
         if kind == "tp":
@@ -131,7 +131,8 @@ class Ladder:
         if not self.least:
             self.least = smallest_budget(self.prepared)
         most = self.free.predicted.peak_bytes
-        for part in (0.3, 0.1, 0.03, 0.0, 0.6):  # less memory may recompute in place of what was asked for
+        # with less memory a plan may recompute instead of having the kind's property
+        for part in (0.3, 0.1, 0.03, 0.0, 0.6):
             if part not in self.steps:
                 budget = int(self.least + part * (most - self.least)) + 1
                 self.steps[part] = self.prepared.solve(memory_budget_bytes=budget, gap=GAP)
@@ -144,7 +145,7 @@ class Ladder:
 
 
 def smallest_budget(prepared: Prepared) -> int:
-    """What the planner says is the least that any plan needs."""
+    """The smallest budget that the planner reports."""
     with pytest.raises(autopar.InfeasibleError) as refused:
         prepared.solve(memory_budget_bytes=1, gap=GAP)
     assert refused.value.smallest_budget_bytes is not None
@@ -152,7 +153,7 @@ def smallest_budget(prepared: Prepared) -> int:
 
 
 def plan_to_files(jobs: Sequence[Job], folder: Path) -> dict[str, str]:
-    """Plan the jobs into `folder`; by job what went wrong, "" where nothing did."""
+    """Plan the jobs into `folder`; returns an error message for each job, "" if there was none."""
     torch.set_num_threads(1)
     outcome = {}
     for job, plan in make_plans(jobs).items():

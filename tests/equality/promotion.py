@@ -1,4 +1,4 @@
-"""The model's own casts to float32, promoted to float64: exact comparisons need it (see `Promotion`)."""
+"""Promotes the model's own casts to float32 to float64, which exact comparisons need (see `Promotion`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 class Promotion(TorchFunctionMode):
     """Turns every request for float32 into one for float64.
 
-    Hugging Face losses, norms and rotary embeddings go through float32 whatever the model's dtype, so
-    that splitting a batch in two moves a float64 loss by 5e-7. Under this mode, in both runs, they do not.
+    Losses, norms and rotary embeddings of Hugging Face cast to float32 whatever the model's dtype, so that splitting a
+    batch in two would change a float64 loss by 5e-7. With this mode, active in both runs, there are no such casts.
     """
 
     def __torch_function__(
@@ -25,7 +25,7 @@ class Promotion(TorchFunctionMode):
 
 
 def _promoted(value: Any) -> Any:
-    """Written out, for every call passes here: a map of `torch.utils._pytree` took half the time of the runs."""
+    """Written without `torch.utils._pytree`, whose map took half of the run time, as every call comes here."""
     if value is torch.float32:
         return torch.float64
     if type(value) in (tuple, list):

@@ -1,8 +1,8 @@
 """N ranks equal one process: every model, four kinds of plan, 2 ranks, 4 ranks and a 2x2 mesh, real gloo processes.
 
-One launch a world size runs all of its cases; a test here looks at one case: the plan is of the kind that its
-name says, losses and parameters after five steps are those of one process, and the collectives that ran are those
-that the plan announced, by kind, axis, count and bytes.
+One launch for each world size runs all of its cases; each test checks one case. The plan is of the kind in the case's
+name, losses and parameters after five steps are those of one process, and the collectives that ran are those that the
+plan announced, by kind, axis, count and bytes.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ JOBS = [
 
 
 def _marked(job: planning.Job) -> Any:
-    """Unmarked: in float64 on 2 ranks one model under all plans, others under one, and a small one on each mesh of 4;
-    the rest takes long.
+    """The case, marked slow unless it is in float64 and either of one model on 2 ranks (or one kind of plan of
+    another), or a small one on a mesh of 4.
 
-    On GPUs one kind of plan of most models; on the other device, which has no CPU tensors in it either, of two.
+    On GPUs one kind of plan of most models is quick, and on the other device, where no tensor is on the CPU, of two.
     """
     few = job.model == "gpt2" or job.kind == _KINDS_ELSEWHERE.get(job.model, "sharded")
     small = (job.model, job.kind) == _ON_FOUR.get(job.mesh)
@@ -64,7 +64,7 @@ def _marked(job: planning.Job) -> Any:
 
 @pytest.fixture(scope="session")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Plan and run every selected job; what each one's rank 0 found, and its plan."""
+    """Plan and run every selected job; its plan, and the results of its rank 0."""
     folder = tmp_path_factory.mktemp("equality")
     wanted = {
         item.callspec.params["job"]
@@ -87,7 +87,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         mine = [job for job in planned if _ranks(job) == ranks and job.device == device]
         if mine and (device != "other" or can_be_built()):
             if device != "cpu":
-                build(device=device == "other")  # once, before the ranks would
+                build(device=device == "other")  # once, so that the ranks need not
             for line in _launch(folder, f"ranks{ranks}{device}", mine, ranks):
                 found[line["id"]].update(line)
     return found
@@ -116,7 +116,7 @@ def _launch(folder: Path, name: str, jobs: list[planning.Job], ranks: int) -> li
     log = ""
     try:
         forked.run_script(worker, str(folder), name, folder=folder, ranks=ranks, timeout_seconds=2400)
-    except AssertionError as failed:  # each job that did not run says so
+    except AssertionError as failed:  # then each job without results reports this error
         log = str(failed)
     results = folder / f"{name}.results.jsonl"
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []

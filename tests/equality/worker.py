@@ -1,6 +1,6 @@
-"""One rank of the equality runs: trains every listed case under its plan and compares with one process.
+"""One rank of the equality runs: trains every listed case under its plan and compares it with one process.
 
-Started by torchrun with a folder that holds `jobs.json` and the plans; rank 0 writes a line of JSON for each case.
+torchrun starts it with a folder that holds `jobs.json` and the plans; rank 0 writes a line of JSON for each case.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def train_alone(job: dict[str, Any]) -> tuple[list[float], dict[str, torch.Tenso
 
 
 def evaluation_batch(job: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Smaller than a training batch: another graph key, so the model is traced and planned anew."""
+    """Smaller than a training batch, so that it has another graph key and the model is traced and planned again."""
     batch = models.batch(job["model"], STEPS, getattr(torch, job["dtype"]))
     return {name: tensor[: models.BATCH // 2] for name, tensor in batch.items()}
 

@@ -1,4 +1,4 @@
-"""Mistakes made by real ranks: each gives every rank a clear error, and nobody waits for anybody."""
+"""Mistakes made on real ranks: every rank gets a clear error, and no rank waits for another."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def met(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank met, mistake by mistake."""
+    """The errors of each rank, for each mistake."""
     folder = tmp_path_factory.mktemp("mistakes")
     run_script(Path(__file__).with_name("worker.py"), str(folder), folder=folder, ranks=RANKS, timeout_seconds=240)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]

@@ -1,4 +1,4 @@
-"""One rank that makes each mistake in turn and writes down the error that it met, and after how long."""
+"""One rank that makes each mistake in turn, and records the error that it got and after how long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autopar.integrations.huggingface import adopt
 
 
 class Mismatched(nn.Module):
-    """Its layers do not fit each other."""
+    """The sizes of its layers do not match."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 class Tied(Net):
-    """Its layers could have one weight."""
+    """The sizes of its layers allow one shared weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Tied(Net):
 
 
 class Dropping(Net):
-    """Reads a number that loops set."""
+    """Has an attribute (the dropout rate) that loops set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Dropping(Net):
 
 
 class Widening(Net):
-    """Needs more memory once a number is set."""
+    """Needs more memory once its attribute `copies` is set."""
 
     copies = 1
 
@@ -100,7 +100,7 @@ def call_beside_a_given_plan_does_not_fit(mesh: DeviceMesh) -> None:
 
 def plan_for_another_optimizer(mesh: DeviceMesh) -> None:
     plan = autopar.plan(Net(), {"x": X}, mesh, optimizer="sgd")
-    autopar.autoparallelize(Net(), {"x": X}, mesh, plan=plan)  # the plan's own
+    autopar.autoparallelize(Net(), {"x": X}, mesh, plan=plan)  # without an argument the plan's own optimizer counts
     autopar.autoparallelize(Net(), {"x": X}, mesh, plan=plan, optimizer="adam")
 
 
@@ -163,7 +163,7 @@ def one_rank_fails(mesh: DeviceMesh) -> None:
 
 
 def one_rank_has_other_code(mesh: DeviceMesh) -> None:
-    """The class is the same on both, but for its file."""
+    """The class has the same code on both ranks, but its file differs."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "own_net.py")
         file.write_text(inspect.getsource(Net).join(["from torch import nn\nimport torch\n", f"#{dist.get_rank()}\n"]))
@@ -180,12 +180,12 @@ def one_rank_has_a_plan(mesh: DeviceMesh) -> None:
 
 
 def one_rank_has_other_options(mesh: DeviceMesh) -> None:
-    """Those of rank 0 would hold for all."""
+    """Otherwise rank 0's options would apply to all ranks."""
     autopar.autoparallelize(Net(), {"x": X}, mesh, memory_budget=["1GiB", "2GiB"][dist.get_rank()])
 
 
 def ranks_at_different_calls(mesh: DeviceMesh) -> None:
-    """One saves, the other looks for what was saved: their collectives would take each other's data."""
+    """One saves, the other looks for a checkpoint: their collectives would get each other's data."""
     model = autopar.autoparallelize(Net(), {"x": X}, mesh)
     with tempfile.TemporaryDirectory() as folder:
         if dist.get_rank() == 0:
@@ -224,7 +224,7 @@ def sharded_before(mesh: DeviceMesh) -> None:
 
 
 def parameters_shared(mesh: DeviceMesh) -> None:
-    """Of two models, one of which is planned by then."""
+    """Two models share a parameter, and one of them is planned already."""
     actor, critic = Net(), Net()
     critic.down.weight = actor.down.weight
     autopar.autoparallelize(actor, {"x": X}, mesh)
@@ -240,7 +240,7 @@ def noise_in_a_hook(mesh: DeviceMesh) -> None:
 
 
 def saved_on_one_rank(mesh: DeviceMesh) -> None:
-    """As scripts of accelerate do with a plain model; the other rank is at a call of its own."""
+    """As scripts of accelerate do with a plain model; the other rank makes a different call."""
     model = adopt(autopar.autoparallelize(Net(), {"x": X}, mesh))
     with tempfile.TemporaryDirectory() as folder:
         if dist.get_rank() == 0:

@@ -28,18 +28,18 @@ from autopar.integrations.huggingface import adopt
 
 
 def tied(seed: int, dropout: float) -> LlamaForCausalLM:
-    """The small model of the examples with one tensor of two names."""
+    """The small model of the examples, with tied weights."""
     config = small_model().config
     config.tie_word_embeddings, config.attention_dropout = True, dropout
     torch.manual_seed(seed)
     return LlamaForCausalLM(config)
 
 
-PLANS: dict[tuple[str, float, str | None], autopar.Plan] = {}  # each is made once
+PLANS: dict[tuple[str, float, str | None], autopar.Plan] = {}  # each plan is made once
 
 
 class Run:
-    """A model in training; with a `seed` of its own its values are others until they are loaded."""
+    """A model in training; with its own `seed` its values differ until they are loaded."""
 
     def __init__(
         self, accelerator: Accelerator, seed: int, preset: str, dropout: float = 0.0, precision: str | None = None
@@ -71,7 +71,8 @@ class Run:
 
 
 def accelerate(**options: Any) -> Accelerator:
-    return Accelerator(cpu=True, step_scheduler_with_optimizer=False, **options)  # else it steps once for each process
+    # otherwise the scheduler steps once for each process
+    return Accelerator(cpu=True, step_scheduler_with_optimizer=False, **options)
 
 
 def resumed(folder: Path, preset: str, dropout: float = 0.0) -> list[float]:
@@ -82,7 +83,7 @@ def resumed(folder: Path, preset: str, dropout: float = 0.0) -> list[float]:
 
 
 def saved(folder: Path, preset: str, *, safe: bool = True, dropout: float = 0.0) -> list[float]:
-    """The losses of a run that saves in the middle and goes on."""
+    """The losses of a run that saves a checkpoint in the middle and continues."""
     accelerator = accelerate()
     run = Run(accelerator, 0, preset, dropout)
     run.losses(0, STEPS // 2)
@@ -91,7 +92,7 @@ def saved(folder: Path, preset: str, *, safe: bool = True, dropout: float = 0.0)
 
 
 def loaded_by_hooks(folder: Path) -> bool:
-    """Hooks may save and load models themselves, and take them off the lists."""
+    """Hooks may save and load models themselves, and remove them from accelerate's lists."""
     accelerator = accelerate()
     run = Run(accelerator, 0, "fsdp", 0.3)
     kept: list[dict[str, Any]] = []
@@ -113,7 +114,7 @@ def loaded_by_hooks(folder: Path) -> bool:
 
 
 def files_of_weights(folder: Path) -> bool:
-    """Whether `save_model` and `get_state_dict` give whole tensors, those that a plain model loads."""
+    """Whether `save_model` and `get_state_dict` give whole tensors that a plain model can load."""
     accelerator = accelerate()
     run = Run(accelerator, 0, "fsdp")
     accelerator.save_model(run.model, str(folder))
@@ -126,7 +127,7 @@ def files_of_weights(folder: Path) -> bool:
 
 
 def outside(preset: str) -> tuple[list[float], list[int]]:
-    """A loss that the loop makes of what the model returns; then predictions, gathered as accelerate's examples do."""
+    """A loss that the loop computes from the model's result; then predictions, gathered as in accelerate's examples."""
     accelerator = accelerate()
     run, losses, predicted = Run(accelerator, 0, preset), [], []
     for batch in run.loader:
@@ -147,7 +148,7 @@ def outside(preset: str) -> tuple[list[float], list[int]]:
 
 
 def half(preset: str) -> tuple[list[float], list[str], str]:
-    """Losses under `mixed_precision="bf16"`, dtypes of what the model returns, and why a plan without it is refused."""
+    """Losses under `mixed_precision="bf16"`, dtypes of the model's results, and the error for a plan without it."""
     AcceleratorState._reset_state(reset_partial_state=False)
     accelerator = accelerate(mixed_precision="bf16")
     refused = ""
@@ -170,7 +171,7 @@ def main() -> None:
         for safe in (True, False):
             place = folder / f"{preset}-{safe}"
             found[f"{preset}-{safe}"] = saved(place, preset, safe=safe), resumed(place, preset)
-    if processes() > 1:  # masks of one process are others
+    if processes() > 1:  # one process draws other masks
         found["dropout"] = saved(folder / "masks", "fsdp", dropout=0.3), resumed(folder / "masks", "fsdp", 0.3)
     for preset in ("ddp", "fsdp", "tp")[: 3 if processes() > 1 else 1]:
         found[f"outside-{preset}"] = outside(preset)

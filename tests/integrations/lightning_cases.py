@@ -25,7 +25,7 @@ from autopar.integrations.lightning import PlannedStrategy
 def fit(
     folder: Path, resume: Path | None = None, *others: Callback, meta: bool = False, parts: bool = False, **words: Any
 ) -> list[float]:
-    """The losses of a run that saves after its third step."""
+    """The losses of a run that saves a checkpoint after its third step."""
     if processes() > 1:
         words["strategy"] = PlannedStrategy(whole_batch(), constraints="fsdp", save_distributed_checkpoint=parts)
     losses = Losses()
@@ -43,7 +43,7 @@ def fit(
     )
     with torch.device("meta" if meta and processes() > 1 else "cpu"):
         module = Module()
-    torch.manual_seed(0)  # as the constructor does: values for what is on meta are drawn in `fit`
+    torch.manual_seed(0)  # as in the constructor: parameters on meta are initialised in `fit`
     trainer.fit(module, ckpt_path=resume)
     return losses.seen
 

@@ -1,4 +1,4 @@
-"""Examples run as a user runs them, on one process and on two; forked, which spares each the imports."""
+"""Runs examples as a user does, on one process and on two; forked processes, which saves each the imports."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
 
 
 def run_alone(names: Iterable[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """What each of the examples reports on one process, by name."""
+    """The report of each example on one process, by name."""
     return {name: run_example(name, folder / name) for name in names}
 
 
 def run_example(name: str, folder: Path, *words: str, processes: int = 1) -> dict[str, Any]:
-    """What an example reports. It is killed, with all its processes, when it takes too long."""
+    """An example's report. It is killed with all its processes if it takes too long."""
     return _reported(EXAMPLES / name, folder, "result.json", "--out", str(folder), *words, processes=processes)
 
 
 def run_cases(name: str, folder: Path, *words: Path, processes: int = 1) -> dict[str, Any]:
-    """What the cases of a file in this folder found."""
+    """The results of the cases of a file in this folder."""
     cases = Path(__file__).with_name(name)
     return _reported(cases, folder, "cases.json", str(folder), *map(str, words), processes=processes)
 

@@ -1,4 +1,4 @@
-"""What accelerate saves of a planned model is what it saves of a plain one, and either goes on from it."""
+"""accelerate saves the same for a planned model as for a plain one, and each can resume from the other."""
 
 from __future__ import annotations
 

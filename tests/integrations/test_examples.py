@@ -1,4 +1,4 @@
-"""Each example trains on two processes, its model in parts, with the losses and weights of one plain process."""
+"""Each example trains on two processes with a sharded model, with the losses and weights of one plain process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ LOGGED = "with_tensorboard.py"
 
 @pytest.fixture(scope="module")
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder with what each example of a test that is to run wrote on one process, and what each reports."""
+    """A folder with the files that the selected tests' examples wrote on one process, and their reports."""
     folder = tmp_path_factory.mktemp("alone")
     return folder, run_alone(selected(request, "name"), folder)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, dict[str, Any]]]:
-    """A folder with what an example wrote on two processes, and what it reports; each runs once."""
+    """A folder with the files that an example wrote on two processes, and its report; each example runs once."""
 
     @functools.cache
     def run(name: str, scheme: str) -> tuple[Path, dict[str, Any]]:
@@ -72,7 +72,7 @@ def test_two_processes_are_one(
 def _check_same(one: dict[str, Any], two: dict[str, Any]) -> None:
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)
     assert len(set(one["losses"])) == len(one["losses"]) >= 5
-    assert one["held"] == 1 and two["held"] < 0.6  # it was in parts
+    assert one["held"] == 1 and two["held"] < 0.6  # the model was sharded
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
@@ -106,7 +106,7 @@ def test_the_trainer_resumes_where_it_was(
     checkpoint = folder / "checkpoint-4"
     words = ("--constraint", "fsdp", *SAVES, "--resume", str(checkpoint))
     resumed = run_example(TRAINER, tmp_path, *words, processes=2)
-    assert resumed["losses"] == pytest.approx(through["losses"], rel=1e-6)  # the log goes on too
+    assert resumed["losses"] == pytest.approx(through["losses"], rel=1e-6)  # the log is continued too
     files = [where / "trained" / "model.safetensors" for where in (folder, tmp_path)]
     first, second = map(load_file, files)
     for key, tensor in first.items():

@@ -1,4 +1,4 @@
-"""What cannot be trained by accelerate and the Trainer is refused before anything runs; what they save can be read."""
+"""Settings of accelerate and the Trainer that cannot work are refused before training; what they save can be read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _model() -> nn.Module:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> object:
-    """A process group of this process."""
+    """A process group of this process only."""
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
     dist.init_process_group("gloo")
@@ -80,7 +80,7 @@ def test_what_the_trainer_cannot_do_is_refused(alone: object, tmp_path: Path) ->
 def test_what_is_saved_can_be_read(alone: object, tmp_path: Path) -> None:
     model = _planned(alone, "global")
     state = whole_state(model)
-    assert state["lm_head.weight"] is state["model.embed_tokens.weight"]  # tied tensors stay one
+    assert state["lm_head.weight"] is state["model.embed_tokens.weight"]  # tied weights stay one tensor
     save_pretrained(model, tmp_path)
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
     assert again.keys() == state.keys()
@@ -88,7 +88,7 @@ def test_what_is_saved_can_be_read(alone: object, tmp_path: Path) -> None:
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Four, of which the later ones have fewer labels."""
+    """Four rows, of which the later ones have fewer labels."""
 
     def __len__(self) -> int:
         return 4
@@ -103,7 +103,7 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def _trainer(mesh: object, folder: Path, loss_fn: object = None, **more: torch.Tensor) -> PlannedTrainer:
-    """One that makes a step of two backward passes."""
+    """A Trainer that makes one step of two backward passes."""
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
@@ -151,7 +151,7 @@ def test_a_loss_may_take_the_labels_that_forward_takes(alone: object, tmp_path: 
 
 @pytest.mark.slow
 def test_the_trainer_on_two_processes_is_the_trainer_on_one(tmp_path: Path) -> None:
-    """Accumulating, keeping the best, resuming, saving; and one process goes on from what two saved."""
+    """Accumulation, keeping the best checkpoint, resuming, saving; and one process resumes from what two have saved."""
     one = run_cases("trainer_cases.py", tmp_path / "one")
     two = run_cases("trainer_cases.py", tmp_path / "two", processes=2)
     again = run_cases("trainer_cases.py", tmp_path / "again", tmp_path / "two")

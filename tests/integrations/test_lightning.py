@@ -1,4 +1,4 @@
-"""Under Lightning's Trainer a plan accumulates, is built on meta, saved and resumed; what cannot be is refused."""
+"""Under Lightning's Trainer a plan accumulates, is built on meta, saved and resumed; what cannot work is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from autopar.integrations.lightning import PlannedStrategy
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "integrations"
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own: of its loaders, its logging, its pytrees
+# Lightning's own warnings, about its loaders, its logging and pytrees
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Mean(nn.Module):
@@ -55,7 +56,7 @@ class Module(lightning.LightningModule):
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One process that torchrun started, for Lightning."""
+    """One process as torchrun starts it, for Lightning."""
     words = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
     for name, value in {**words, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "one"}.items():
         monkeypatch.setenv(name, str(value))
@@ -141,7 +142,7 @@ def test_what_is_the_trainers_is_not_asked_twice(name: str, told: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    """Both ways: what one process saved, two go on from, and the other way round."""
+    """Two processes resume from what one has saved, and the other way round."""
     one = _cases(tmp_path / "one")
     two = _cases(tmp_path / "two", tmp_path / "one", processes=2)
     again = _cases(tmp_path / "three", tmp_path / "two")

@@ -1,4 +1,4 @@
-"""A folder of transformers becomes a model on the meta device, or an error that says what the folder lacks."""
+"""A folder of transformers is turned into a model on the meta device, or an error names what the folder lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scalars of any mapping are in the log under their names; what is no scalar is refused."""
+"""Scalars of any mapping are logged under their names; values that are no scalars are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A torchtitan file becomes a mesh, a scheme, a budget and examples; what it asks and autopar has not is refused."""
+"""A torchtitan file is converted to a mesh, a preset, a budget and examples; unsupported options are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import autopar
 from autopar import Cluster, InputError
 from autopar.integrations.torchtitan import Job, read_job
 
-# The tables of torchtitan's own llama3_8b.toml, options that only say how among them.
+# The tables of torchtitan's own llama3_8b.toml, including options that only concern execution.
 PUBLISHED = """
 [job]
 dump_folder = "./outputs"

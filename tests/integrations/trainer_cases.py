@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 trainer_cases.py FOLDER [FOLDER OF ANOTHER RUN]
 
-or `python trainer_cases.py ...` for one process, without autopar unless another run is given. Writes what each case
-found to FOLDER/cases.json.
+or `python trainer_cases.py ...` for one process, which runs without autopar unless another run is given. Writes the
+results of each case to FOLDER/cases.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAVED, STEPS = 2, 4
 
 
 class Padded(Bytes):
-    """Rows that have unequally many labels."""
+    """Rows with different numbers of labels."""
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         row = super().__getitem__(index)
@@ -47,9 +47,9 @@ def trainer_of(
     rows: type[Bytes] = Bytes,
     **words: Any,
 ) -> Trainer:
-    """One that accumulates two backward passes a step and saves every second step.
+    """A Trainer that accumulates two backward passes for each step and saves every second step.
 
-    `loss_fn`: of what `model` returns.
+    `loss_fn`: a loss of the model's result.
     """
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -78,7 +78,7 @@ def trainer_of(
 
 
 def _computed(loss_fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """As the documentation of the Trainer has losses of one's own."""
+    """A loss function in the form that the Trainer's documentation gives for custom losses."""
 
     def compute_loss(self: Trainer, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         outputs = model(inputs["input_ids"])
@@ -93,7 +93,8 @@ def losses(trainer: Trainer) -> list[float]:
 
 
 def best(folder: Path, *, planned: bool) -> list[float]:
-    """Losses of a run whose best step is not its last (the rate grows out of hand); then that of what is kept."""
+    """Losses of a run whose learning rate grows too large, so that its best step is not its last; then the kept
+    one's."""
     words = {"eval_strategy": "steps", "eval_steps": SAVED, "load_best_model_at_end": True}
     trainer = trainer_of(folder, planned=planned, **words)
     trainer.args.learning_rate = 0.3
@@ -104,7 +105,7 @@ def best(folder: Path, *, planned: bool) -> list[float]:
 
 
 def resumed(folder: Path, *, planned: bool) -> list[float]:
-    """Two steps, and in another trainer two more from the last checkpoint in the folder."""
+    """Two steps, then two more in another trainer from the last checkpoint in the folder."""
     trainer_of(folder, planned=planned, steps=SAVED).train()
     again = trainer_of(folder, planned=planned)
     again.train(resume_from_checkpoint=True)
@@ -112,7 +113,7 @@ def resumed(folder: Path, *, planned: bool) -> list[float]:
 
 
 def saved(folder: Path, *, planned: bool) -> list[float]:
-    """`save_model`, and what one process makes of the folder."""
+    """`save_model`, and the loss of the folder's model in one process."""
     trainer = trainer_of(folder, planned=planned)
     trainer.train()
     trainer.save_model(str(folder / "kept"))
@@ -123,14 +124,14 @@ def saved(folder: Path, *, planned: bool) -> list[float]:
 
 
 def predicted(folder: Path, *, planned: bool) -> list[float]:
-    """Of rows that do not fill the last batch: how many, and a logit of each."""
+    """Predictions for rows that do not fill the last batch: their number, and one logit of each."""
     found: Any = trainer_of(folder, planned=planned).predict(Bytes(BATCH + 1)).predictions  # type: ignore[arg-type]
     logits = found[0] if isinstance(found, tuple) else found
     return [float(len(logits)), *map(float, logits[:, -1, 0])]
 
 
 def padded(folder: Path, *, planned: bool) -> list[float]:
-    """Losses and norms of gradients where batches of a step have unequally many labels, then the loss of some."""
+    """Losses and gradient norms if batches of a step have different numbers of labels, then an evaluation loss."""
     trainer = trainer_of(folder, planned=planned, rows=Padded)
     trainer.train()
     norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
@@ -138,7 +139,7 @@ def padded(folder: Path, *, planned: bool) -> list[float]:
 
 
 def adapted(folder: Path, *, planned: bool) -> list[float]:
-    """Losses and norms of gradients of a model whose adapters are trained alone."""
+    """Losses and gradient norms of a model of which only adapters are trained."""
     torch.manual_seed(0)
     model = get_peft_model(small_model(), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     trainer = trainer_of(folder, planned=planned, model=model)
@@ -147,7 +148,7 @@ def adapted(folder: Path, *, planned: bool) -> list[float]:
 
 
 class Logits(nn.Module):
-    """A model without a loss of its own."""
+    """A model without its own loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +163,7 @@ def own_loss(folder: Path, *, planned: bool) -> list[float]:
     def smoothed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
 
-    words = {} if planned else {"label_names": ["labels"]}  # a plan knows what its loss takes
+    words = {} if planned else {"label_names": ["labels"]}  # a plan knows the arguments of its loss
     trainer = trainer_of(folder, planned=planned, model=Logits(), loss_fn=smoothed, **words)
     trainer.train()
     told: Any = trainer.predict(Bytes(BATCH + 1))  # type: ignore[arg-type]

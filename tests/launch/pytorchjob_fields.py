@@ -2,9 +2,9 @@
 
     pip install kubeflow-training==1.9.4 kubernetes && python tests/launch/pytorchjob_fields.py
 
-The SDK's models are generated from the operator's Go types, as its CRD is, and Kubernetes' from its OpenAPI document;
-both know which fields a type has and of which types they are. Those of the types below are kept here, so that the test
-of the manifest needs neither package.
+The SDK's models are generated from the operator's Go types, as its CRD is, and Kubernetes' models from its OpenAPI
+document; both list each type's fields with their types. The file stores those of the types below, so that the test of
+the manifest needs neither package.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KUBERNETES = (
 
 
 def fields_of(model: Any) -> dict[str, str]:
-    """Field → type; both packages' ways of writing lists and mappings become one."""
+    """Field → type; both packages' notations for lists and mappings are unified."""
     kinds = {
         model.attribute_map[name]: str(kind).replace("List[", "list[") for name, kind in model.openapi_types.items()
     }

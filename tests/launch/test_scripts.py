@@ -1,4 +1,4 @@
-"""The scripts that start training: sound bash, two nodes of torchrun for real, a manifest that the operator takes."""
+"""The launch scripts: valid bash, two real nodes of torchrun, and a manifest that the operator accepts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "scripts" / "launch"
-BESIDE_PYTHON = Path(sys.executable).parent  # torchrun, shellcheck
+BESIDE_PYTHON = Path(sys.executable).parent  # folder of torchrun and shellcheck
 FIELDS = json.loads(Path(__file__).with_name("pytorchjob_fields.json").read_text())
 
 
 def environment(**more: str) -> dict[str, str]:
-    """With torchrun on the PATH and autopar where Python finds it."""
+    """An environment with torchrun on the PATH, where Python finds autopar."""
     path = f"{BESIDE_PYTHON}{os.pathsep}{os.environ['PATH']}"
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PATH": path, "PYTHONPATH": python_path, **more}
@@ -51,7 +51,7 @@ def test_shellcheck() -> None:
 
 @contextmanager
 def two_nodes(folder: Path, nodes: str, *words: str) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two agents with one rank each, on loopback; their logs and what the training writes go to `folder`."""
+    """Two torchrun agents with one rank each on loopback; logs and the training's files go to `folder`."""
     settings = environment(RENDEZVOUS=f"127.0.0.1:{free_port()}", NODES=nodes, RANKS="1", JOB="loopback")
     command = [str(LAUNCH / "nodes.sh"), str(ROOT / "examples" / "resume.py"), *words]
     command += ["--folder", str(folder / "checkpoints"), "--losses", str(folder / "losses")]
@@ -59,13 +59,13 @@ def two_nodes(folder: Path, nodes: str, *words: str) -> Iterator[list[subprocess
     for node in range(2):
         with (folder / f"node{node}.log").open("wb") as log:
             agents.append(subprocess.Popen(command, env=settings, stdout=log, stderr=subprocess.STDOUT))
-        if node == 0:  # it hosts the rendezvous
+        if node == 0:  # this node hosts the rendezvous
             wait_for(lambda: agents[0].poll() is not None or listens(settings["RENDEZVOUS"]))
     try:
         yield agents
     finally:
         for agent in agents:
-            agent.terminate()  # torchrun ends its ranks then; were it killed, they would stay
+            agent.terminate()  # then torchrun ends its ranks, which a killed torchrun would leave running
             agent.wait()
 
 
@@ -88,7 +88,7 @@ def entries(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_two_nodes_on_loopback(tmp_path: Path) -> None:
-    """They meet by c10d and train together."""
+    """The nodes rendezvous by c10d and train together."""
     with two_nodes(tmp_path, "2", "--steps=4", "--every=2") as agents:
         for node, agent in enumerate(agents):
             assert agent.wait(timeout=600) == 0, (tmp_path / f"node{node}.log").read_text()[-5000:]
@@ -100,7 +100,7 @@ def test_two_nodes_on_loopback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_node_is_lost(tmp_path: Path) -> None:
-    """The other goes on alone, with a plan of its own, from the last complete checkpoint."""
+    """The other node continues alone with its own plan, from the last complete checkpoint."""
 
     def starts() -> list[dict[str, Any]]:
         return [entry for entry in entries(tmp_path) if "start" in entry]
@@ -109,7 +109,7 @@ def test_a_node_is_lost(tmp_path: Path) -> None:
         wait_for(lambda: bool(starts()) and starts()[-1]["ranks"] == 2 and len(entries(tmp_path)) > 20)
         lost = agents[1]
         ranks = Path(f"/proc/{lost.pid}/task/{lost.pid}/children").read_text().split()
-        for process in (lost.pid, *map(int, ranks)):  # all that a machine takes with it
+        for process in (lost.pid, *map(int, ranks)):  # all processes of a machine
             os.kill(process, signal.SIGKILL)
         wait_for(lambda: starts()[-1]["ranks"] == 1 and "step" in entries(tmp_path)[-1])
     last = starts()[-1]
@@ -123,13 +123,13 @@ def fake(folder: Path, name: str, text: str) -> None:
 
 
 def test_what_slurm_starts(tmp_path: Path) -> None:
-    """With SLURM's two commands and torchrun put in by others that tell how they were called."""
+    """SLURM's two commands and torchrun are replaced by programs that record how they are called."""
     fake(tmp_path, "scontrol", '[ "$*" = "show hostnames n[3-4]" ] && printf "n3\\nn4\\n"')
     fake(tmp_path, "srun", 'echo "srun $1"; shift; exec "$@"')
     fake(tmp_path, "torchrun", 'printf "%s\\n" "$@"; env | grep TORCH_')
     given = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n[3-4]", "SLURM_JOB_ID": "12345"}
     given |= {"SLURM_JOB_NUM_NODES": "2", "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    script = shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")  # SLURM runs a copy
+    script = shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")  # SLURM runs a copy of the script
     done = subprocess.run([script, "train.py", "--a b"], env=given, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert lines[0] == "srun --kill-on-bad-exit=1"
@@ -142,7 +142,7 @@ def test_what_slurm_starts(tmp_path: Path) -> None:
 
 
 def check(value: Any, kind: str, path: str) -> None:
-    """Raise AssertionError unless a value of the manifest has the fields and types that its kind has."""
+    """Raise AssertionError unless a value of the manifest has the fields and types of its kind."""
     if listed := re.fullmatch(r"list\[(.*)\]", kind):
         assert isinstance(value, list), path
         for number, item in enumerate(value):
@@ -150,7 +150,7 @@ def check(value: Any, kind: str, path: str) -> None:
     elif mapped := re.fullmatch(r"dict\(str, (.*)\)", kind):
         assert isinstance(value, dict), path
         for name, item in value.items():
-            # quantities are numbers or text
+            # quantities may be numbers or text
             check(str(item) if path.endswith(".limits") else item, mapped[1], f"{path}.{name}")
     elif kind in FIELDS:
         assert isinstance(value, dict), path

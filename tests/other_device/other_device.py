@@ -1,12 +1,12 @@
-"""A device that is not the CPU, on machines without one: it finds tensors that are in the wrong place, as a GPU does.
+"""A device other than the CPU for machines without one, to detect tensors in the wrong place as a GPU does.
 
-torch's PrivateUse1 over the CPU's memory and kernels (`device.cpp`), with collectives by gloo (`collectives.cpp`). An
-op that is given tensors of both devices fails, a collective of its backend takes its tensors alone, and backward runs
-in a thread of its own.
+It is torch's PrivateUse1, on the CPU's memory and kernels (`device.cpp`), with collectives by gloo (`collectives.cpp`).
+An op on tensors of both devices fails, a collective of its backend only takes its own tensors, and backward runs in a
+separate thread.
 
-And GPUs, where there are any: several ranks may share one, since their collectives go by gloo too, on copies. (NCCL
-gives a GPU to one rank alone, and of gloo's own collectives some read a GPU's memory as if it were the CPU's:
-pytorch issue 152645.)
+GPUs can be used the same way where they exist: several ranks may share one, since their collectives also run by gloo
+on copies. (NCCL gives a GPU to one rank only, and some of gloo's own collectives read a GPU's memory as if it were
+the CPU's: pytorch issue 152645.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import autopar.cluster
 from autopar.precision import Precision
 
 NAME = "other"
-BACKENDS = f"cpu:gloo,{NAME}:{NAME}"  # as "cpu:gloo,cuda:nccl"
+BACKENDS = f"cpu:gloo,{NAME}:{NAME}"  # like "cpu:gloo,cuda:nccl"
 SHARED = "shared"
 ON_GPUS = f"cpu:gloo,cuda:{SHARED}"
 _HERE = Path(__file__).parent
@@ -42,13 +42,13 @@ def can_be_built() -> bool:
 
 
 def _with_scripts() -> str:
-    """PATH, with the programs of this environment: torch looks for ninja there."""
+    """PATH with this environment's programs, where torch looks for ninja."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 
 
 @functools.cache
 def build(*, device: bool = True) -> Any:
-    """The compiled extension, from another process's build where there is one. Without `device`: collectives alone."""
+    """The compiled extension, from another process's build if there is one. Without `device`: only collectives."""
     from torch.utils import cpp_extension
 
     os.environ["PATH"] = _with_scripts()
@@ -61,7 +61,7 @@ def build(*, device: bool = True) -> Any:
 
 @functools.cache
 def register() -> None:
-    """From now on there is `torch.device("other")` in this process. Plans are made as for CPUs."""
+    """Register `torch.device("other")` in this process. Plans for it are made as for CPUs."""
     torch.utils.rename_privateuse1_backend(NAME)
     extension = build()
     torch._register_device_module(NAME, _Module())
@@ -76,9 +76,9 @@ def register() -> None:
 
 
 def stand_in_for_the_cpu(name: str = NAME) -> None:
-    """Tensors are made on that device where none is named, and meshes of CPUs are meshes of it.
+    """Make `name` the default device, and turn meshes of CPUs into meshes of it.
 
-    "cuda" stands in too, where there is one: with the plans, and the precision, that a CPU would have.
+    "cuda" can be used too, where it exists, with the plans and the precision of a CPU.
     """
     import torch.distributed.device_mesh as meshes
 
@@ -96,7 +96,7 @@ def stand_in_for_the_cpu(name: str = NAME) -> None:
 
 
 class _DrawnOnTheCpu(TorchFunctionMode):
-    """Numbers of a CPU's generator are drawn there, also where tensors are made on a GPU by default."""
+    """Draws on the CPU if a CPU generator is given, even though tensors are created on a GPU by default."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         generator = (kwargs or {}).get("generator")
@@ -109,7 +109,7 @@ _DRAWING = {torch.rand, torch.randn, torch.randint, torch.randperm}
 
 
 def join(device: str) -> str:
-    """This process as a rank on that device, which is not the CPU; the backends that its process group needs."""
+    """Make this process a rank on a device other than the CPU; returns the backends for its process group."""
     if device == NAME:
         register()
         return BACKENDS
@@ -118,7 +118,7 @@ def join(device: str) -> str:
 
 
 def share_the_gpus() -> None:
-    """This rank's GPU, which it may have to share with others, and a backend under which it can."""
+    """Select this rank's GPU, which other ranks may share, and register a backend that allows this."""
     extension = build(device=False)
 
     def backend(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
@@ -138,7 +138,7 @@ class _Stream:
 
 
 class _Module:
-    """What torch asks of `torch.cuda`, and so of `torch.other`: one device, whose work is done at once."""
+    """The interface of `torch.cuda` that torch needs of `torch.other`: one device that runs all work synchronously."""
 
     Stream = _Stream
     device = stream = staticmethod(contextlib.nullcontext)

@@ -1,6 +1,6 @@
-"""The cases of real ranks once more, on a device that is not the CPU: a tensor in the wrong place is an error there.
+"""The cases of real ranks on a device other than the CPU, where a tensor in the wrong place is an error.
 
-`tests/equality` has whole models on it, which make no tensor by default on that device.
+`tests/equality` runs whole models on it, without making it the default device.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from other_device import BACKENDS, NAME, ON_GPUS, SHARED, build, can_be_built
 
 pytestmark = pytest.mark.timeout(1200)
 
-# With the device's backend alone, as `init_process_group("nccl")` makes a group, ranks agree over the device.
+# With the device's backend only, as in `init_process_group("nccl")`, ranks exchange metadata over the device too.
 WORKERS = {"rank_cases": NAME, "call_cases": BACKENDS, "loop_cases": BACKENDS, "large_cases": NAME, "leaf_cases": NAME}
 NOT_HERE = {"load_checkpoint": "reads what four ranks wrote", "ranks_disagree": "exchanges text between CPUs"}
 TOLERANCE = 1e-6  # some cases are in float32
 LOOSE = {"mixed_precision": 0.02}
 
 
-# Of each kind of `rank_cases` one.
+# One case of each kind in `rank_cases`.
 QUICK = ("dp", "tp+recompute", "fsdp+regather", "in_buckets", "accumulation", "other_calls", "mixed_precision")
 
 
@@ -37,7 +37,7 @@ def results(worker: str, backends: str, cases: tuple[str, ...] | None = None) ->
 
 
 def deviations(value: Any, name: str = "error") -> Iterator[float]:
-    """Every number that a case returns, or calls an error: of losses, parameters or gradients against one process."""
+    """All numbers that a case returns, or returns under the key "error": differences from one process."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from deviations(inner, key)
@@ -62,7 +62,7 @@ def test_cases_pass_on_another_device(worker: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("worker", WORKERS)
 def test_cases_pass_on_gpus(worker: str) -> None:
-    """Two ranks, which share the only one where there is no more."""
+    """Two ranks, which share a GPU if there is only one."""
     build(device=False)
     cases_pass(worker, ON_GPUS if WORKERS[worker] == BACKENDS else f"cuda:{SHARED}")
 
@@ -76,6 +76,7 @@ def cases_pass(worker: str, backends: str, cases: tuple[str, ...] | None = None)
                 continue
             if "error" in result:
                 failed.append(f"rank {rank}, {name}: {result['traceback']}")
-            elif far := [d for d in deviations(result["value"]) if not d < LOOSE.get(name, TOLERANCE)]:  # also of NaN
+            # the negation also catches NaN
+            elif far := [d for d in deviations(result["value"]) if not d < LOOSE.get(name, TOLERANCE)]:
                 failed.append(f"rank {rank}, {name}: off by {far}")
     assert not failed, "\n".join(failed)

@@ -1,4 +1,4 @@
-"""A plan written by hand, as the solver might make it for a small GPT on a 2x2 mesh."""
+"""A hand-made plan, as the solver might make it for a small GPT on a 2x2 mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTML report in a real browser, Chromium without a window: no console error, and what can be pressed works.
+"""The HTML report in a real browser, headless Chromium: no errors in the console, and its controls work.
 
 Skipped where no Chromium is installed (Debian: apt-get install chromium).
 """
@@ -22,7 +22,7 @@ from autopar.report.page import page
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
 
-# Presses what a reader can press, and writes what then is to be seen into an attribute of the page.
+# Clicks the controls, and writes what is then visible into an attribute of the page.
 _SCRIPT = """
 <script>
 addEventListener("load", () => {
@@ -58,7 +58,7 @@ addEventListener("load", () => {
 
 
 def _chromium(folder: Path, *words: str) -> tuple[str, list[str]]:
-    """What Chromium prints, and its console's lines."""
+    """Chromium's output, and the lines of its console."""
     command = [str(_CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += ["--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

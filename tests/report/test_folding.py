@@ -1,4 +1,4 @@
-"""Folding tells every row once: nothing lost, nothing told twice, equal blocks and only those together."""
+"""Folding reports every row once: nothing is lost or repeated, and only equal blocks are merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full-size report stays small: Llama-3-70B on 256 devices, planned under a budget that makes it recompute."""
+"""A full-size report stays small: Llama-3-70B on 256 devices, under a budget that requires recompute."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_llama_70b_on_256_devices() -> None:
 
 
 def test_repeated_layers_take_no_room(plan: Plan) -> None:
-    """Twice as many equal blocks: the trees grow by nothing."""
+    """Twice as many equal blocks do not make the trees larger."""
     nodes = plan.nodes[:-1] + tuple(
         replace(n, scope=n.scope.replace(f"h.{i}", f"h.{i + 4}"))
         for i in range(4)

@@ -1,4 +1,4 @@
-"""The simulated step in the report: what the lanes draw is what the simulator's events say."""
+"""The simulated step in the report: the lanes show the simulator's events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_lanes_are_busy_as_long_as_the_events_run(model: nn.Module, compared: Pl
     step = simulate(model, EXAMPLES, compared, loss_fn=nn.functional.mse_loss)
     found = {lane.stream: lane for lane in lanes(compared)}
     assert set(found) == {e.stream for e in step.events if e.seconds}
-    closed = len(step.events) * step.step_seconds / 1000  # the most that closed pauses can add
+    closed = len(step.events) * step.step_seconds / 1000  # upper bound of what closing short pauses can add
     for name, seconds in step.busy_seconds().items():
         assert seconds - 1e-12 <= found[name].busy_seconds <= seconds + closed
     assert max(lane.step_seconds for lane in found.values()) == pytest.approx(step.step_seconds)

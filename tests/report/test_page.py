@@ -1,4 +1,4 @@
-"""The HTML report: complete, self-contained, true to the plan; the pictures are what their figures say."""
+"""The HTML report is complete, self-contained and agrees with the plan; pictures agree with their figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VOID = {"meta", "link", "input", "br", "line", "path", "polyline"}
 
 
 class _Checker(HTMLParser):
-    """Tags that close in order, and what a page points to."""
+    """Checks that tags are closed in order, and collects what a page refers to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_figures_are_the_plans(plan: Plan) -> None:
     assert "needs 80.00 MiB" in text
     assert "hsdp" in text and "two axes" in text
     assert "torch.foo has no rule" in text
-    assert "no plan whose equal blocks decide alike takes less than" in text  # the bound is of no others
+    assert "no plan whose equal blocks decide alike takes less than" in text  # the bound does not hold for other plans
 
 
 def test_plans_without_this_or_that_have_a_page_too(plan: Plan) -> None:
@@ -120,8 +120,8 @@ def test_the_four_questions(plan: Plan) -> None:
 
 
 def test_bars_add_up_to_the_step(plan: Plan) -> None:
-    """What hides is left out of communication first, and of recompute where that has replayed collectives."""
-    hiding = replace(plan.predicted, step_seconds=0.225)  # of 0.25 of parts
+    """Hidden time is subtracted from communication first, then from recompute if that has replayed collectives."""
+    hiding = replace(plan.predicted, step_seconds=0.225)  # the parts add up to 0.25 seconds
     assert busy_parts(plan.predicted) == step_parts(plan.predicted)
     for replayed, communication, recompute in ((0.0, 0.0, 0.015), (0.01, 0.005, 0.01)):
         busy = busy_parts(hiding, replayed)
@@ -156,7 +156,7 @@ def test_a_notebook_shows_the_answers(plan: Plan) -> None:
         assert not count or f'title="{name}: {show_bytes(count)}"' in text
     widths = [float(width) for width in re.findall(r"width: ([0-9.]+)%", text)]
     assert all(0 <= width <= 100 for width in widths)
-    assert sum(widths) <= 200.1  # two bars, neither past its end
+    assert sum(widths) <= 200.1  # two bars, each within its limits
 
 
 def test_time_runs_backwards_through_the_layers() -> None:
@@ -180,7 +180,7 @@ def test_the_picture_has_the_areas_of_its_figures(parts: list[dict[str, int]]) -
 
 
 def _area(path: str) -> float:
-    """The area that a path of horizontal and vertical lines surrounds."""
+    """The area enclosed by a path of horizontal and vertical lines."""
     x, y = map(float, path[1 : path.index("H")].split())
     total = 0.0
     for command, number in re.findall(r"([HV])([-0-9.]+)", path):
@@ -189,7 +189,7 @@ def _area(path: str) -> float:
             x = float(number)
         else:
             y = float(number)
-    return abs(total + x * y)  # Z goes back to x = 0
+    return abs(total + x * y)  # Z returns to x = 0
 
 
 def test_a_limit_out_of_sight_is_left_out(plan: Plan) -> None:

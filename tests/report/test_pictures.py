@@ -1,4 +1,4 @@
-"""Pictures for papers: what they draw is what the plan says."""
+"""Pictures for papers show what the plan says."""
 
 from __future__ import annotations
 

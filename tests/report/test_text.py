@@ -1,4 +1,4 @@
-"""What `explain` says is the plan's, complete, and fits a terminal."""
+"""The text of `explain` agrees with the plan, is complete, and fits a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autopar.sizes import show_bytes
 
 
 def _section(text: str, title: str) -> list[str]:
-    """The lines of the part that begins with `title`."""
+    """The lines of the section that begins with `title`."""
     return next(part for part in text.split("\n\n") if part.startswith(title)).splitlines()[1:]
 
 
@@ -143,7 +143,8 @@ def test_shares_of_the_step_are_of_the_whole(plan: Plan) -> None:
 def test_only_letters_with_a_meaning_are_told(plan: Plan) -> None:
     lines = _section(plan.explain(), "Layouts")
     assert any(line.split()[-3:] == ["S2", "output", "features"] for line in lines if "c_fc" in line)
-    assert [line.split()[-2:] for line in lines if "· add" in line] == [["S0", "R"]]  # "b" of an addition is any dim
+    # "b" in the rule of an addition can be any dim
+    assert [line.split()[-2:] for line in lines if "· add" in line] == [["S0", "R"]]
 
 
 def test_flops_have_the_prefix_that_suits_them(plan: Plan) -> None:

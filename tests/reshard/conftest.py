@@ -1,4 +1,4 @@
-"""Ranks simulated in one process: a thread each, and collectives that meet at a barrier."""
+"""Ranks simulated in one process: one thread for each, and collectives that meet at a barrier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.runtime.communication.collectives import LocalMesh
 
 
 class Meeting:
-    """Where the ranks of one group hand each other a value."""
+    """A place where the ranks of a group exchange values."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=20)
@@ -31,7 +31,7 @@ class Meeting:
 
 
 class SimulatedRanks:
-    """All ranks of a mesh; `moves` lists what each handed in: (kind, axis, elements) per coordinate."""
+    """All ranks of a mesh; `moves` lists the collectives of each coordinate: (kind, axis, input elements)."""
 
     def __init__(self, mesh_shape: Sequence[int]) -> None:
         self.mesh_shape = tuple(mesh_shape)
@@ -41,7 +41,7 @@ class SimulatedRanks:
         self._here = threading.local()
 
     def run(self, work: Callable[[LocalMesh], Any]) -> dict[tuple[int, ...], Any]:
-        """What `work` returns on every rank."""
+        """The results of `work` on all ranks."""
         for coordinate in self.coordinates:
             for axis, size in enumerate(self.mesh_shape):
                 self.meetings.setdefault(self._group(coordinate, axis), Meeting(size))
@@ -68,7 +68,7 @@ class SimulatedRanks:
         return f"{axis}:" + ",".join("*" if i == axis else str(c) for i, c in enumerate(coordinate))
 
     def exchange(self, kind: str, group: str, value: Any, elements: int) -> tuple[list[Any], int]:
-        """The values of all ranks of the group, and this rank's number in it."""
+        """The values of all ranks of the group, and this rank's index in it."""
         axis = int(group.split(":")[0])
         rank = self._here.coordinate[axis]
         self.moves[self._here.coordinate].append((kind, axis, elements))
@@ -98,7 +98,7 @@ class SimulatedRanks:
 
 @pytest.fixture(scope="module")
 def simulated() -> Iterator[Callable[[Sequence[int]], SimulatedRanks]]:
-    """Ranks of a mesh of the given shape, whose collectives stand in for the real ones."""
+    """Makes simulated ranks of a mesh of the given shape, whose collectives replace the real ones."""
     with pytest.MonkeyPatch.context() as patch:
 
         def make(mesh_shape: Sequence[int]) -> SimulatedRanks:

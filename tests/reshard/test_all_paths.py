@@ -1,4 +1,4 @@
-"""All pairs at once, and each for itself: the same steps."""
+"""Computing the steps for all pairs of layouts at once gives the same steps as for each pair."""
 
 from __future__ import annotations
 

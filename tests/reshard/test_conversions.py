@@ -1,4 +1,4 @@
-"""Every conversion between random legal layouts gives the value and the gradient that the layouts promise."""
+"""Every conversion between random legal layouts gives the value and gradient that the layouts specify."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pieces = dict[tuple[int, ...], torch.Tensor]
 
 @cache
 def legal(shape: Shape, mesh: Shape) -> tuple[Layout, ...]:
-    """All layouts of the shape, digits at every outer that divides a dim included."""
+    """All legal layouts of the shape, including digits: shards of a dim below any `outer` factor that divides it."""
     shards = [shard(d, o) for d, length in enumerate(shape) for o in range(1, length + 1) if length % o == 0 and o <= 6]
     layouts = map(Layout, itertools.product([R, R_PLUS, P, *shards], repeat=len(mesh)))
     return tuple(x for x in layouts if x.is_legal(shape, mesh, ragged=True))
@@ -40,7 +40,7 @@ def conversions(draw: st.DrawFn) -> tuple[Shape, Shape, Layout, Layout]:
 
 
 def pieces(whole: torch.Tensor, layout: Layout, mesh: Shape) -> Pieces:
-    """What every rank holds of `whole`: random summands over partial axes."""
+    """What every rank holds of `whole`; random summands over partial axes."""
     partial = [range(n) if p.is_partial else (0,) for p, n in zip(layout.placements, mesh, strict=True)]
     numbers = list(itertools.product(*partial))
     summands = {number: torch.randn_like(whole) for number in numbers[1:]}
@@ -53,7 +53,7 @@ def pieces(whole: torch.Tensor, layout: Layout, mesh: Shape) -> Pieces:
 
 
 def assert_holds(held: Pieces, whole: torch.Tensor, layout: Layout, mesh: Shape) -> None:
-    """The pieces are `whole` as `layout`: shards are right, replicas equal, summands sum to it."""
+    """Check that the pieces represent `whole` in `layout`: correct shards, equal replicas, correct sums."""
     axes = [axis for axis, p in enumerate(layout.placements) if p.is_partial]
     for coordinate in held:
         peers = [c for c in held if all(c[a] == coordinate[a] for a in range(len(mesh)) if a not in axes)]
@@ -95,7 +95,7 @@ def test_value_and_gradient(simulated: Any, case: tuple[Shape, Shape, Layout, La
 @given(case=conversions())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_value_alone(simulated: Any, case: tuple[Shape, Shape, Layout, Layout]) -> None:
-    """Without a gradient only forward moves are announced and made."""
+    """Without a gradient only forward collectives are announced and run."""
     mesh, shape, src, dst = case
     value = torch.randn(shape, dtype=torch.float64)
     held = pieces(value, src, mesh)
@@ -130,7 +130,8 @@ def test_means(simulated: Any, wanted: Placement) -> None:
 
 @pytest.mark.parametrize("join", ["max", "min"])
 def test_extrema_have_no_gradient(simulated: Any, join: str) -> None:
-    """It goes to all elements that are the extremum in equal parts, of which ranks may hold different numbers."""
+    """A gradient would be divided equally among all elements that attain the extremum, and ranks may hold different
+    numbers of them."""
     src, dst = Layout.parse(f"P:{join}"), Layout.parse("R")
     ranks = simulated((3,))
     parts = torch.tensor([[1.0, 5.0, 2.0], [4.0, 5.0, -1.0], [0.0, 3.0, 2.0]])
@@ -143,7 +144,7 @@ def test_extrema_have_no_gradient(simulated: Any, join: str) -> None:
 
 
 def test_dtypes(simulated: Any) -> None:
-    """Shards travel in the compute dtype; gradients are summed, and arrive, in the reduction dtype."""
+    """Shards are communicated in the compute dtype; gradients are reduced, and delivered, in the reduction dtype."""
     src, dst, shape = Layout.parse("S0"), Layout.parse("R+"), (4,)
     ranks = simulated((2,))
 
@@ -162,7 +163,7 @@ def test_dtypes(simulated: Any) -> None:
 
 @pytest.mark.parametrize(("src", "dst"), [("S1", "S0"), ("S1", "R"), ("P", "S0"), ("R", "S1")])
 def test_dims_keep_their_order_in_memory(simulated: Any, src: str, dst: str) -> None:
-    """What lies transposed still does afterwards, so that transposing it back is a view."""
+    """A tensor with transposed memory keeps this after the conversion, so that transposing it back is a view."""
     mesh, shape = (2,), (4, 6, 8)
     ranks = simulated(mesh)
     whole, layout, wanted = torch.randn(shape, dtype=torch.float64), Layout.parse(src), Layout.parse(dst)
@@ -178,7 +179,7 @@ def test_dims_keep_their_order_in_memory(simulated: Any, src: str, dst: str) -> 
 
 
 def test_what_is_contiguous_in_parts_is_so_as_a_whole(simulated: Any) -> None:
-    """`contiguous()` of a part whose moved dim has length one returns it as it lies."""
+    """If the gathered dim has local length one, `contiguous()` of the shard returns it with its own strides."""
     whole, parts, wanted = torch.randn(3, 2, 4), Layout.parse("S1"), Layout.parse("R")
 
     def work(view: Any) -> torch.Tensor:
@@ -191,7 +192,7 @@ def test_what_is_contiguous_in_parts_is_so_as_a_whole(simulated: Any) -> None:
 
 @pytest.mark.parametrize("lies", [lambda x: x[:, :, 1].transpose(1, 2), lambda x: x[:, :1, 1].expand(4, 6, 8)])
 def test_what_one_rank_keeps_lies_as_the_zeros_of_the_others(simulated: Any, lies: Any) -> None:
-    """A slice has gaps, which zeros have not; what is computed from either is summed at the same places."""
+    """A slice's strides have gaps that the other ranks' zeros lack, but both must be reduced element by element."""
     ranks = simulated((2,))
     tensor = lies(torch.randn(4, 6, 3, 8, dtype=torch.float64))
     shape, whole, summands = tuple(tensor.shape), Layout.parse("R"), Layout.parse("P")

@@ -1,4 +1,4 @@
-"""What `steps` announces: chains of legal single-axis changes, no dearer than any other order."""
+"""What `steps` announces: chains of legal single-axis changes, no more expensive than in any other order."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_no_order_is_cheaper(pair: tuple[tuple[int, ...], tuple[int, ...], Layou
     [((2, 4), [R, P, *NESTED, shard(1)]), ((2, 2, 2), [R, P, *NESTED])],
 )
 def test_no_detour_is_cheaper(mesh: tuple[int, ...], placements: list[Placement]) -> None:
-    """By networkx, among all layouts whose axes lie as at either end or replicated; where no order is possible."""
+    """Where no direct order is possible: compared with networkx's shortest path over all layouts whose axes are placed
+    as at either end, or replicated."""
     layouts = [
         some for some in map(Layout, itertools.product(placements, repeat=len(mesh))) if is_legal(some, SQUARE, mesh)
     ]
@@ -128,7 +129,7 @@ def test_slow_axes_move_the_small_pieces() -> None:
 
 
 def test_ragged_shards_are_never_strided() -> None:
-    """A vocabulary of 7 over four ranks: the inner axis is gathered first, and travels padded."""
+    """A vocabulary of 7 over four ranks: the inner axis is gathered first, with padding."""
     found = steps(Layout.parse("S0,S0@2"), Layout.parse("R+,S0"), (7, 1), (2, 2), needs_grad=True)
     assert [str(step.layout_after.value()) for step in found] == ["S0,R", "R,R", "R,S0"]
     assert [step.forward and step.forward.elements for step in found] == [2, 4, None]

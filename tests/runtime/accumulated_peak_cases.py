@@ -1,4 +1,4 @@
-"""Ranks whose gradients wait, of micro-batches or to be cast: peaks of steps, beside what the plan predicted."""
+"""Ranks that hold gradients of several micro-batches, or until they are cast: measured peaks and the prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS, PRESETS, MICRO_BATCHES = 3, ("ddp", "fsdp", "tp"), (1, 2, 3)
 
 
 class Deep(nn.Module):
-    """Weights that are much larger than what flows between them, all in one bucket."""
+    """Weights that are much larger than the activations, all in one bucket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Deep(nn.Module):
 
 
 class Loop(nn.Module):
-    """One block many times: what all of them, and all micro-batches, leave of its weights is one gradient."""
+    """One block applied several times: over all applications and micro-batches it has one gradient for each weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def peaks(
     given: torch.dtype | None = None,
     build: Callable[[], nn.Module] = Deep,
 ) -> dict[str, Any]:
-    """`given`: of the batch, if it is another dtype than that in which it is read."""
+    """Measured and predicted peak bytes of steps; `given`: the batch's dtype, if ops read it in another one."""
     torch.manual_seed(0)
     dtype = given or autopar.Precision.of(precision).compute
     batch, mesh = {"x": torch.randn(64, 256, dtype=dtype)}, init_device_mesh("cpu", (2,))

@@ -1,4 +1,4 @@
-"""What loops do that torch refuses with an error, and what to write instead, which stands below it: on real ranks."""
+"""Mistakes in training loops that torch refuses with an error; the advice added to the error, on real ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Scores(nn.Linear):
 
 
 def advised() -> list[list[str]]:
-    """What stands below errors of torch: a loss outside, averages by hand, lists with others, a slice, a scaler."""
+    """The advice added to errors of torch: an outside loss, averages by hand, mixed lists, a slice, a scaler."""
     model = planned("fsdp", Halves().double())
     model(ROWS)["x"].sum().backward()
     output = model(ROWS)["x"]
@@ -61,7 +61,8 @@ def advised() -> list[list[str]]:
         (lambda: dist.all_reduce(parameter.grad), "summed over the ranks already"),
         (lambda: nn.utils.clip_grad_norm_([parameter, alone], 1.0), "clip_grads_with_norm_"),
         (lambda: torch._foreach_add_([parameter.detach(), torch.zeros(2)], 1.0), "avg_fn=get_ema_avg_fn"),
-        *([(slice_written, "copy_ or parameter.data")] if torch.__version__ < "2.15" else []),  # no error since
+        # torch 2.15 gives no error
+        *([(slice_written, "copy_ or parameter.data")] if torch.__version__ < "2.15" else []),
         (lambda: trained_by(torch.optim.SGD, fused=True), "leave fused=True out"),
         (lambda: torch.tensor([parameter.detach().norm()]), "torch.nn.utils.get_total_norm takes DTensors"),
         (lambda: output.backward(torch.ones(output.shape)), "distribute_tensor(gradient, output.device_mesh"),

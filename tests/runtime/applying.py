@@ -1,4 +1,4 @@
-"""What the cases on real ranks share: applying a hand-made plan, training, and comparing with one process."""
+"""Helpers of the cases on real ranks: apply a hand-made plan, train, and compare with one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def no_replan(*_: Any) -> Any:
 
 
 def applied(shape: tuple[int, ...], styles: tuple[str, ...], **options: Any) -> tuple[nn.Module, HandTraced, Plan]:
-    torch.manual_seed(dist.get_rank())  # ranks start with different weights: rank 0's count
+    torch.manual_seed(dist.get_rank())  # ranks start with different weights, of which rank 0's are used
     model = Net().double()
     traced = trace(model, batch(0))
     made = plan(traced, shape, styles, **options)
@@ -63,14 +63,14 @@ def whole(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def error_of(model: nn.Module, other: nn.Module) -> float:
-    """The largest difference of their states, DTensors whole."""
+    """The largest difference between the states of two models; DTensors are gathered."""
     state, want = whole(model), whole(other)
     assert list(state) == list(want)
     return max((state[k] - want[k]).abs().max().item() for k in want)
 
 
 def equals_one_process(shape: tuple[int, ...], styles: tuple[str, ...], **options: Any) -> dict[str, Any]:
-    """Losses and parameters after several steps against one process; the collectives of one step."""
+    """Losses and parameters after several steps compared with one process, and the collectives of one step."""
     alone = reference()
     losses_alone = train(alone, torch.optim.AdamW(alone.parameters(), lr=1e-2), clip=0.5)
     model, traced, made = applied(shape, styles, **options)

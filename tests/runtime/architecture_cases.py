@@ -1,4 +1,4 @@
-"""Small architectures on real ranks: their loss and gradients against one process under three kinds of plans."""
+"""Small architectures on real ranks: loss and gradients against one process, under three kinds of plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autopar.runtime.ranks.agreement import from_rank_zero
 from autopar.tracing import trace
 
 CPU = torch.device("cpu")
-SMALLEST = 1e-7  # what is smaller is rounding: gradients that cancel, as those of a softmax's shift
+SMALLEST = 1e-7  # smaller gradients are rounding errors: exact ones cancel, as for a shift before softmax
 
 
 @functools.lru_cache
@@ -34,7 +34,7 @@ def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
 
 
 def loss_and_gradients(model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss is what the model returns, or the first thing that it does."""
+    """The loss (the model's result, or its attribute `loss`) and the gradients of all parameters, as whole tensors."""
     result = model(**inputs)
     loss: Any = result if isinstance(result, torch.Tensor) else result.loss
     loss.backward()
@@ -46,10 +46,10 @@ def loss_and_gradients(model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, 
 
 
 def deviations(name: str) -> dict[str, dict[str, Any]]:
-    """By kind of plan the largest difference of the loss, or of a gradient, relative to its largest number."""
+    """For each kind of plan the largest difference of the loss or a gradient, relative to the largest value."""
     found = {}
     with Promotion(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # libraries' advice; an op without a rule is told apart elsewhere
+        warnings.simplefilter("ignore")  # warnings of libraries, and of ops without a rule, which other tests check
         alone, inputs = MODELS[name]()
         loss, gradients = loss_and_gradients(alone, inputs)
         for kind in kinds_of(name):

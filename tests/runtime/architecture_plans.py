@@ -1,4 +1,4 @@
-"""Three kinds of plans for a small architecture: the best, the best of a forced kind, and one drawn at random."""
+"""Kinds of plans for a small architecture: the best one, the best of a forced kind, and a random one."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from autopar.tracing import Traced
 
 KINDS = ("unconstrained", "forced", "random")
 EXCHANGED = {"exchanged": "t+e", "exchanged over both": "t+e 2"}
-MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")  # whose tokens go to the ranks of their experts
+# mixtures of experts, whose tokens can be sent to the ranks of their experts
+MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
-    """The kinds of plans that an architecture runs under."""
+    """The kinds of plans that an architecture is tested under."""
     return (*KINDS, *EXCHANGED) if name in MIXTURES else KINDS
 
 
-EXACT = 1e-8  # float64, with the model's own casts promoted
-GAP = 0.02  # these plans need not be the best ones
+EXACT = 1e-8  # all computation is in float64, as casts in the model are promoted
+GAP = 0.02  # relative gap of the solver: the plans need not be optimal
 
 
 def mesh_shape(kind: str) -> tuple[int, ...]:
-    """Four ranks."""
+    """A mesh of four ranks for this kind of plan."""
     return (4,) if kind == "unconstrained" else (2, 2)
 
 
 def plan_of(kind: str, name: str, model: nn.Module, traced: Traced) -> Plan:
-    """The best plan on cheap links; the best of those with tensor parallelism on the second axis; any plan.
+    """The best plan for cheap links; for "forced" the best with tensor parallelism on the second axis; or a random
+    plan.
 
-    "exchanged" is any plan in which tokens are sent to their experts, over one axis or both.
+    The kinds in `EXCHANGED` are random plans that send tokens to the ranks of their experts, over one axis or both.
     """
     shape = mesh_shape(kind)
     if kind == "random" or kind in EXCHANGED:
@@ -49,7 +51,7 @@ def plan_of(kind: str, name: str, model: nn.Module, traced: Traced) -> Plan:
 
 
 def with_cheap_links(shape: tuple[int, ...]) -> Cluster:
-    """Devices between which moving costs next to nothing, so that small models too are worth splitting."""
+    """A cluster with almost free communication, so that even small models are worth sharding."""
     cluster = Cluster.preset("cpu", shape)
     axes = [dataclasses.replace(axis, latency_seconds=1e-12, bytes_per_s=1e15) for axis in cluster.axes]
     device = dataclasses.replace(cluster.device, launch_seconds=0.0)
@@ -57,7 +59,7 @@ def with_cheap_links(shape: tuple[int, ...]) -> Cluster:
 
 
 def promote(graph: fx.Graph) -> None:
-    """Write the promotion into a graph traced under it: torch's modes do not reach other threads, nor replays."""
+    """Apply the promotion to a graph traced under it, since torch modes reach neither other threads nor replays."""
 
     def wide(value: Any) -> Any:
         return torch.float64 if value is torch.float32 else value
@@ -69,5 +71,5 @@ def promote(graph: fx.Graph) -> None:
 
 
 def splits(plan: Plan) -> bool:
-    """Whether some op does a part of its work."""
+    """Whether the plan shards the output of some op."""
     return any(p.is_sharded for node in plan.nodes for layout in node.outputs for p in layout.placements)

@@ -1,4 +1,4 @@
-"""Ranks that call a planned model inside `torch.autocast`: all of them, or one."""
+"""Ranks that call a planned model inside `torch.autocast`: all of them, or only one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import autopar
 
 
 def called(within: Callable[[], bool]) -> list[str]:
-    """What a call warns of at its line here, where `within` says whether autocast is on."""
+    """Warnings about autocast in a call of a planned model; `within` says whether autocast is on for this rank."""
     x = torch.randn(8, 16)
     model = autopar.autoparallelize(
         nn.Sequential(nn.Linear(16, 16), nn.ReLU()), {"input": x}, init_device_mesh("cpu", (2,))

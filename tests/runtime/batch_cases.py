@@ -1,4 +1,4 @@
-"""Data that ranks deal out among themselves: the same training as one process that takes batch after batch."""
+"""Data distributed over ranks: training gives the same results as one process that reads batch after batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MESHES = {2: (2,), 4: (2, 2)}
 
 
 class Rows(Dataset[torch.Tensor]):
-    """Rows of random numbers."""
+    """A dataset of random rows."""
 
     def __init__(self, count: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -37,7 +37,7 @@ class Rows(Dataset[torch.Tensor]):
 
 
 class Endless(IterableDataset[torch.Tensor]):
-    """A stream."""
+    """A dataset that is a stream."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield from Rows(2).rows
@@ -50,7 +50,7 @@ def planned(preset: str | tuple[str, ...], inputs: str) -> nn.Module:
 
 
 def train(model: nn.Module, batches: Callable[[int], Any]) -> list[float]:
-    """Two epochs; the loss of each batch."""
+    """Train two epochs; returns the loss of each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for epoch in range(2):
@@ -64,7 +64,7 @@ def train(model: nn.Module, batches: Callable[[int], Any]) -> list[float]:
 
 
 def trained(preset: str, inputs: str, count: int, drop_last: bool = False) -> dict[str, Any]:
-    """Batches from the sampler, beside one process with the same order of rows."""
+    """Training with batches from the sampler, compared with one process that reads rows in the same order."""
     data, model, alone = Rows(count), planned(preset, inputs), built()
     rows = autopar.sampler(model, data, shuffle=True, seed=3, drop_last=drop_last)
     loader = DataLoader(data, sampler=rows, batch_size=rows.batch_size)
@@ -93,7 +93,7 @@ class Named(NamedTuple):
 
 
 def parts(inputs: str) -> dict[str, Any]:
-    """The part of a batch, however the batch is passed, and the loss of it."""
+    """A rank's part of a batch, for each form in which a batch can be passed, and its loss."""
     model, batch = planned((), inputs), Rows(ROWS).rows
     forms = autopar.local_batch(model, {"x": batch})["x"], *autopar.local_batch(model, [batch])
     forms = *forms, autopar.local_batch(model, Named(batch)).x
@@ -119,14 +119,14 @@ def uneven_batch() -> str:
 
 
 class Weighted(Net):
-    """With an input that the example leaves out."""
+    """A model with an optional input that the example omits."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x) if y is None else super().forward(x * y)
 
 
 def another_input() -> float:
-    """One that the example left out is cut as the others are if it has as many rows, and the model takes it so."""
+    """An input omitted in the example is sharded like the others if it has as many rows, and the model accepts it."""
     mesh, worst = init_device_mesh("cpu", MESHES[dist.get_world_size()]), 0.0
     for x, y in ((torch.randn(4, 16), torch.randn(4, 16)), (torch.randn(6, 16), torch.randn(16))):
         torch.manual_seed(3)
@@ -139,7 +139,7 @@ def another_input() -> float:
 
 
 def target_outside() -> bool:
-    """What the model does not take is cut as its rows are."""
+    """Entries that the model does not take are sharded like the model's inputs."""
     batch = {"x": torch.arange(4.0).view(4, 1).expand(4, 16), "target": torch.arange(4), "names": ["a", "b"]}
     mine = autopar.local_batch(planned("fsdp", "local"), batch)
     return mine["names"] == ["a", "b"] and mine["target"].tolist() == mine["x"][:, 0].tolist() != []
@@ -158,7 +158,7 @@ def no_plan() -> str:
 
 
 class Compared(nn.Module):
-    """Rows beside a table that has none."""
+    """Compares rows with a table that has no batch dim."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,20 +176,23 @@ def passed_whole() -> str:
 
 
 def rows_on_dim_one() -> list[str]:
-    """What is told of a first call whose batch is on dim 1, and of later ones."""
+    """Warnings of a first call whose batch is on dim 1, of later calls, and of a first call of another length."""
     mesh = init_device_mesh("cpu", MESHES[dist.get_world_size()])
-    model = autopar.autoparallelize(nn.Linear(16, 8), {"input": torch.zeros(6, 8, 16)}, mesh, inputs="local")
+    models = [
+        autopar.autoparallelize(nn.Linear(16, 8), {"input": torch.zeros(6, 8, 16)}, mesh, inputs="local")
+        for _ in range(2)
+    ]
     told = []
-    for rows in (4, 2):
+    for model, *shape in ((models[0], 6, 4), (models[0], 6, 2), (models[1], 3, 4)):
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            model(torch.zeros(6, rows, 16))
+            model(torch.zeros(*shape, 16))
         told += [str(one.message) for one in found if "rows of a batch" in str(one.message)]
     return told
 
 
 def batches_part() -> tuple[int, str]:
-    """From the twelfth on each rank has another batch: how many calls are made, and what is told."""
+    """Ranks pass different batches from the twelfth call on: the number of the failing call, and its error."""
     model = planned("ddp", "global")
     for call in range(1, 30):
         rows = torch.full((ROWS, 16), 1.0 + (dist.get_rank() if call > 11 else 0), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A planned model and the same one alone, trained on the same batches: the largest difference."""
+"""The largest difference between a planned model and the same model in one process, trained on the same batches."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def worst_difference(
     before: Callable[[nn.Module, int], None] = lambda model, step: None,
     trained: Callable[[nn.Module], list[torch.Tensor]] = lambda model: [*model.parameters()],
 ) -> float:
-    """Of losses, and of gradients of what is `trained`, in steps of SGD on an input "x" of (8, 16).
+    """The largest difference of losses, and of the gradients of `trained`, in SGD steps on an input "x" of (8, 16).
 
-    `built` makes the model, which returns its loss; `before` may change it before a step.
+    `built` makes the model, which returns its loss; `before` may modify it before each step.
     """
     models = []
     for _ in range(2):
@@ -68,7 +68,7 @@ def _difference(mine: Any, its: Any) -> float:
 
 
 def pair(build: Callable[[], nn.Module], examples: dict[str, Any], preset: str, **options: Any) -> list[Any]:
-    """A model that is planned on all ranks, and the same one alone, both in double precision."""
+    """A model planned on all ranks, and the same model without a plan, both in double precision."""
     made = []
     for _ in range(2):
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Parameters that are written between forward and backward: refused on real ranks where one process refuses it."""
+"""Writing parameters between forward and backward is refused on real ranks where one process refuses it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
 
 
 class Deep(nn.Module):
-    """Blocks, a factor that every plan has whole, and a head."""
+    """Blocks, a scale that every plan replicates, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ WAYS: dict[str, Callable[[Iterable[nn.Parameter]], None]] = {
 
 
 def outcome(model: nn.Module, write: Callable[[Iterable[nn.Parameter]], None], names: Iterable[str]) -> Any:
-    """The gradients of a pass behind a write, or the error's kind and text."""
+    """Gradients of a pass whose parameters were written before backward, or the error's type and message."""
     x = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     model.load_state_dict(built().state_dict())
     model.zero_grad()
@@ -83,7 +83,7 @@ def outcome(model: nn.Module, write: Callable[[Iterable[nn.Parameter]], None], n
 
 
 def written(scheme: str) -> dict[str, Any]:
-    """For each way and parameters: errors of one process and of the ranks, or how gradients differ."""
+    """For each way and set of parameters: errors of one process and of the ranks, or how far gradients differ."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     example = {"x": torch.randn(8, 16, dtype=torch.float64)}
     alone, model = built(), autopar.autoparallelize(built(), example, mesh, constraints=scheme)

@@ -1,4 +1,4 @@
-"""Calls that differ from the traced one, each on real ranks through `autoparallelize`; compared with one process."""
+"""Calls that differ from the traced one, on real ranks through `autoparallelize`, compared with one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autopar.runtime.stored.carried import planned_of
 
 
 class Net(nn.Module):
-    """Two layers and a square of a power: the loss is a mean over the batch."""
+    """Two layers and the square of a power; the loss is a mean over the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def inference_mode(preset: str) -> float:
 
 
 def evaluation_needs_no_training_memory(preset: str) -> float:
-    """A batch whose backward would not fit the budget that training fits."""
+    """Evaluation on a batch whose backward would exceed the budget that training fits in."""
     training = autopar.plan(built(), {"x": rows()}, autopar.Cluster.preset("cpu", shape=(dist.get_world_size(),)))
     model, alone = planned(preset, memory_budget=training.predicted.peak_bytes + 4096), built()
     model.eval()
@@ -108,8 +108,8 @@ def evaluation_needs_no_training_memory(preset: str) -> float:
 
 
 def copied_and_called_otherwise(preset: str) -> float:
-    """An average of weights is a deep copy, and may be the first that is called in its way. It goes when it is
-    dropped, and the model is called that way too."""
+    """A deep copy, used as an average of weights, may be the first to be called in some mode. It is freed when dropped,
+    and the model itself can then be called in that mode."""
     model, alone = planned(preset), built()
     average, half = copy.deepcopy(model), copy.deepcopy(alone)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def copied_and_called_otherwise(preset: str) -> float:
 
 
 def copied_with_gradients(preset: str) -> float:
-    """In the middle of training: gradients lie in buckets, and a copy begins without, as copies of plain models do."""
+    """A copy in the middle of training, while gradients lie in buckets, starts without gradients, like a plain copy."""
     model, alone = planned(preset), built()
     for one in (model, alone):
         one(rows()).backward()
@@ -145,14 +145,14 @@ def copied_with_gradients(preset: str) -> float:
 
 
 class Kept(Net):
-    """Some of the rows, as a mask says; how many, the trace reads."""
+    """Selects rows by a mask; the trace reads their number."""
 
     def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x[keep])
 
 
 def known_contents(preset: str) -> float:
-    """A mask whose contents the trace read is another one in later calls, and the first one again."""
+    """The trace reads the contents of a mask; later calls have another mask, and then the first one again."""
     torch.manual_seed(3)
     alone = Kept().double()
     masks = [torch.arange(8) < 5, torch.arange(8) % 4 != 0]
@@ -165,7 +165,7 @@ def known_contents(preset: str) -> float:
 
 
 def anomalies(preset: str) -> float:
-    """Backward is looked at, and what is not a number is found."""
+    """Anomaly detection works on the backward of a planned model, and finds a NaN."""
     model, alone = planned(preset), built()
     with torch.autograd.set_detect_anomaly(True):
         model(rows()).backward()
@@ -204,7 +204,7 @@ def planned_twice() -> str:
 
 
 def more_kinds_than_are_kept() -> dict[str, Any]:
-    """A copy is called in many ways, then the model in others; of what gives way nothing is kept, by either."""
+    """A copy is called in many ways, then the model in others; neither keeps evicted graphs alive."""
     model, alone = planned("ddp"), built()
     copied, programs = copy.deepcopy(model), planned_of(model).programs
     error, graphs = 0.0, []
@@ -226,8 +226,8 @@ def more_kinds_than_are_kept() -> dict[str, Any]:
 
 
 def in_use_all_along() -> dict[str, Any]:
-    """One size comes between more others than are kept: how often it was planned, and whether batches of the planned
-    size are dealt out still."""
+    """One size recurs between more other sizes than the cache holds: how often it was planned, and whether the sampler
+    still distributes batches of the planned size."""
     model, plans = planned("ddp", inputs="local"), []
     kept = planned_of(model)
     replan = kept.replan
@@ -255,7 +255,7 @@ class Tempered(nn.Module):
 
 
 def numbers_that_change() -> dict[str, Any]:
-    """What is told where a number anneals, also in two modes; and of the same number as a tensor."""
+    """Warnings where a number changes from call to call, also between two values; none for it as a tensor."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = autopar.autoparallelize(Tempered().double(), {"x": rows(8)}, mesh)
     taus = [0.9**step for step in range(5)]

@@ -1,4 +1,4 @@
-"""What forward goes on from in attributes of modules, from call to call, on real ranks; compared with one process."""
+"""State that forward carries in module attributes from call to call, on real ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ import autopar
 
 X = torch.linspace(-1, 1, 8 * 6 * 8, dtype=torch.float64).view(8, 6, 8).sin()
 LEARNING = 0.1
-EIGHT = ("Scratch", "Turned")  # models that take as many rows in each call
+EIGHT = ("Scratch", "Turned")  # models that need the same number of rows in each call
 
 
 def states(model: nn.Module) -> list[torch.Tensor]:
-    """All tensors in plain attributes, and buffers."""
+    """All tensors in plain attributes and in buffers."""
     values = [v for m in model.modules() for n, v in (*vars(m).items(), *m._buffers.items()) if not n.startswith("_")]
     kept = [v for v in values if isinstance(v, (torch.Tensor, list, tuple, dict))]
     return [leaf for leaf in pytree.tree_leaves(kept) if isinstance(leaf, torch.Tensor)]
 
 
 def forget(model: nn.Module) -> None:
-    """As loops do between sequences."""
+    """Reset the carried state, as loops do between sequences."""
     for module in model.modules():
         if hasattr(module, "forget"):
             module.forget()
@@ -44,7 +44,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def step(planned: nn.Module, alone: nn.Module, call: Callable[[nn.Module], torch.Tensor]) -> float:
-    """One step of both; how far losses, gradients and states are apart."""
+    """One training step of both models; the largest difference of losses, gradients and states."""
     losses = [call(planned), call(alone)]
     worst = apart(*losses)
     for loss in losses:
@@ -62,7 +62,7 @@ def step(planned: nn.Module, alone: nn.Module, call: Callable[[nn.Module], torch
 
 
 def its_rows(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The part of a whole state that a rank has: all, or rows along the dim that is shorter there."""
+    """This rank's part of a whole state: all of it, or its rows along a dim that is shorter on the rank."""
     for dim, (mine, all_of_it) in enumerate(zip(one.shape, other.shape, strict=True)):
         if mine < all_of_it:
             return other.narrow(dim, mine * dist.get_rank(), mine)
@@ -70,7 +70,8 @@ def its_rows(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def trained(name: str, preset: str) -> list[Any]:
-    """Two sequences of three calls, then calls of fewer rows, then without gradients."""
+    """Train on two sequences of three calls, then with fewer rows, then call without gradients; the largest difference
+    and the number of graphs."""
     planned, alone = pair(models.MODELS[name], {"x": X}, preset)
     keys = [*planned.state_dict()]
     worst = 0.0
@@ -93,7 +94,7 @@ def trained(name: str, preset: str) -> list[Any]:
 
 
 def own_rows(name: str) -> float:
-    """Each rank passes its rows, and has its rows of states."""
+    """Each rank passes its own rows, and holds its own rows of the states."""
     rows = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
     planned, alone = pair(models.MODELS[name], {"x": X}, "ddp", inputs="local")
     worst = 0.0
@@ -110,7 +111,7 @@ def own_rows(name: str) -> float:
 
 
 def through_calls(inputs: str, preset: str = "ddp") -> float:
-    """A backward of the sum of three calls' losses; then a second one, which meets what is gone."""
+    """Backward of the sum of three calls' losses, then the same again, with states whose graph has been freed."""
     planned, alone = pair(models.Undetached, {"x": X}, preset, inputs=inputs)
     rows = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4) if inputs == "local" else slice(0, 8)
     worst = 0.0
@@ -138,14 +139,14 @@ def compiled() -> float:
 
 
 def checkpointed() -> float:
-    """Beside a model without regions: eager mode would go on twice in each step."""
+    """Compared with a model without checkpointing: in eager mode recomputation would advance the state again."""
     planned, _ = pair(models.Checkpointed, {"x": X}, "fsdp")
     _, alone = pair(models.Stacked, {"x": X}, "fsdp")
     return max(step(planned, alone, lambda model, i=i: model(X + i)) for i in range(3))
 
 
 def copied() -> float:
-    """A copy goes on by itself."""
+    """A copy carries its own state."""
     planned, alone = pair(models.Stacked, {"x": X}, "ddp")
     step(planned, alone, lambda model: model(X))
     others = [copy.deepcopy(planned), copy.deepcopy(alone)]
@@ -154,7 +155,7 @@ def copied() -> float:
 
 
 def on_its_own() -> float:
-    """A submodule that is called goes on from where the model's own calls left it, and they from there."""
+    """A submodule that is called alone continues from the state that the model's calls left, and vice versa."""
     planned, alone = pair(models.Stacked, {"x": X}, "ddp")
     worst = 0.0
     for i in range(2):
@@ -165,7 +166,7 @@ def on_its_own() -> float:
 
 
 def whole_rows_refused() -> str:
-    """A state with rows that is set whole, where each rank has its own."""
+    """Setting a whole state is refused where each rank holds its own rows."""
     planned, _ = pair(models.Stacked, {"x": X}, "ddp", inputs="local")
     x = X[4 * dist.get_rank() :][:4]
     planned(x)
@@ -178,7 +179,7 @@ def whole_rows_refused() -> str:
 
 
 def evaluated_first(inputs: str) -> float:
-    """What the planned call reads and does not set becomes a state when training sets it."""
+    """An attribute that the planned call (eval) reads but does not set becomes a state once training sets it."""
     planned, alone = pair(lambda: models.Averaging().eval(), {"x": X}, "ddp", inputs=inputs)
     mine = X if inputs == "global" else X[4 * dist.get_rank() :][:4]
     worst = 0.0
@@ -202,7 +203,7 @@ def read_late(inputs: str) -> float:
 
 
 def asked_by_the_loop(inputs: str) -> float:
-    """Gradients of what the loop makes of a state beside the loss: of each rank's rows their mean, as of a loss."""
+    """A loss that the loop makes of a state: where ranks have their own rows, gradients are averaged."""
     planned, alone = pair(models.Undetached, {"x": X}, "ddp", inputs=inputs)
     x = {planned: X if inputs == "global" else X[4 * dist.get_rank() :][:4], alone: X}
     worst = 0.0
@@ -218,7 +219,7 @@ def asked_by_the_loop(inputs: str) -> float:
 
 
 def partly_reset(inputs: str) -> float:
-    """Between calls the loop sets some rows to zero, in place and anew, as where an episode ends."""
+    """Between calls the loop zeroes some rows of the state, in place or by assignment, as at the end of an episode."""
     planned, alone = pair(models.Stacked, {"x": X}, "fsdp", inputs=inputs)
     rows = slice(0, 8) if inputs == "global" else slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
     going, worst = torch.arange(8, dtype=torch.float64).remainder(3).sign()[:, None], 0.0
@@ -232,7 +233,7 @@ def partly_reset(inputs: str) -> float:
 
 
 def of_a_loss() -> list[float]:
-    """A loss goes on by itself, and is as it was behind the planning."""
+    """A loss function carries its own state, and planning leaves that unchanged."""
     losses = models.Scaled(), models.Scaled()
     planned, alone = pair(partial(nn.Linear, 8, 8), {"input": X}, "ddp", loss_fn=losses[0])
     kept = [losses[0].average.item(), float(losses[0].count is None)]
@@ -245,7 +246,7 @@ def of_a_loss() -> list[float]:
 
 
 def told(build: type[nn.Module], calls: int = 2) -> list[str]:
-    """Warnings and errors of a few calls."""
+    """The warnings of a few calls, or the error."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         try:
@@ -258,7 +259,7 @@ def told(build: type[nn.Module], calls: int = 2) -> list[str]:
 
 
 def set_otherwise_on_ranks() -> str:
-    """A state that the loop sets to what is another on each rank."""
+    """The error if the loop sets a state to a different value on each rank."""
     planned, _ = pair(models.Stacked, {"x": X}, "ddp")
     planned(X)
     planned.cells[0].h = torch.full((8, 8), float(dist.get_rank()), dtype=torch.float64)

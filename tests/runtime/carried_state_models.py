@@ -1,4 +1,4 @@
-"""Models whose forward goes on, in each call, from what the call before has left in attributes."""
+"""Models whose forward, in each call, continues from state that the previous call left in attributes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Cell(nn.Module):
-    """Goes on from its last result, which it makes where there is none."""
+    """A recurrent cell that continues from its last result, or from zeros."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Stacked(nn.Module):
 
 
 class Lstm(nn.Module):
-    """A pair, whose rows lie along dim 1."""
+    """The state is a pair of tensors whose batch is dim 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Lstm(nn.Module):
 
 
 class Memories(nn.Module):
-    """Keeps what layers saw, of the last calls, as Transformer-XL does."""
+    """Keeps a window of earlier activations for each layer, as Transformer-XL does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Memories(nn.Module):
 
 
 class Averaging(nn.Module):
-    """An average and a count as they go in training; only read in eval()."""
+    """A running mean and a count, updated in training and only read in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Averaging(nn.Module):
 
 
 class Registered(nn.Module):
-    """In a buffer that is None at first, which is there afterwards."""
+    """The state is a registered buffer, which is None before the first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Registered(nn.Module):
 
 
 class Scratch(nn.Module):
-    """Writes into a part of what it keeps."""
+    """Writes in place into parts of its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Scratch(nn.Module):
 
 
 class Checkpointed(Stacked):
-    """In regions that are computed again in backward; nothing is set a second time there."""
+    """The cells run in checkpointed regions; their recomputation in backward must not set the state again."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = [checkpoint(cell, x, use_reentrant=False) for cell in self.cells]
@@ -141,7 +141,7 @@ class Checkpointed(Stacked):
 
 
 class Undetached(Cell):
-    """Backward goes through calls."""
+    """The state is not detached, so backward goes through earlier calls."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         before = x.new_zeros(x.shape[0], 8) if self.h is None else self.h
@@ -150,7 +150,7 @@ class Undetached(Cell):
 
 
 class Late(Undetached):
-    """What the first call sets and does not read is read later, with its gradient."""
+    """The first call sets a state that it does not read; later calls read it, with its gradient."""
 
     def forward(self, x: torch.Tensor, begins: bool = False) -> torch.Tensor:
         before = x.new_zeros(x.shape[0], 8) if begins else self.h
@@ -159,7 +159,7 @@ class Late(Undetached):
 
 
 class Delayed(nn.Module):
-    """What it is given itself is what the next call goes on from."""
+    """The state is the input of the previous call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Delayed(nn.Module):
 
 
 class Named(nn.Module):
-    """A dict, with a number beside the tensor; a cell that goes on twice in a call; a tensor that is read once."""
+    """States in a dict with a number, in a cell called twice in a forward, and in a tensor that is read only once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Named(nn.Module):
 
 
 class Grown(nn.Module):
-    """A buffer that has no elements at first."""
+    """The state is a buffer that has no elements before the first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,9 +213,9 @@ class Grown(nn.Module):
 
 
 class Turned(nn.Module):
-    """Reads rows along one dim, and leaves them along another.
+    """Reads a state with its batch on one dim and sets it with the batch on another.
 
-    Beside it there are means of pairs of rows, and one of all, which the first call sets and does not read.
+    Further states are means of pairs of rows and a mean of all rows, which the first call sets but does not read.
     """
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class Turned(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A loss that goes on from its own average, kept in a buffer, and counts in an attribute."""
+    """A loss that carries a running average in a buffer and a count in an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class Scaled(nn.Module):
 
 
 class Deciding(nn.Module):
-    """Asks what it goes on from which way to go."""
+    """The control flow depends on the value of a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Deciding(nn.Module):
 
 
 class Appending(nn.Module):
-    """Changes a list in place."""
+    """Mutates a list that is its state."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ranks that train causal attention on parts of the queries: the peaks of steps, beside what the plan predicted."""
+"""Ranks that train causal attention split over query positions: measured peaks of steps, and the prediction."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 import autopar
 
-HEADS, SIZE = 3, 16  # three heads are not split by two devices: what is left are positions
+HEADS, SIZE = 3, 16  # two devices cannot split three heads, only positions
 
 
 class Attention(nn.Module):
-    """Pre-norm attention with `groups` heads of keys and values."""
+    """Pre-norm attention with `groups` key and value heads."""
 
     def __init__(self, groups: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
 
 class Text(nn.Module):
-    """One text, so that there is no batch to split either."""
+    """A single sequence, so that the batch cannot be split either."""
 
     def __init__(self, layers: int, groups: int = HEADS) -> None:
         super().__init__()

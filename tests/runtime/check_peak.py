@@ -1,4 +1,4 @@
-"""What has to hold of peaks that ranks measured, beside what their plan predicted."""
+"""The check of peaks that ranks measured against the prediction of their plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def check_peak(found: dict[str, Any], *, under: float, over: float) -> None:
-    """`under`: what a run may need beyond the prediction; `over`: the prediction beyond a run; both in parts."""
+    """As fractions: by how much a measured peak may exceed the prediction (`under`), and be below it (`over`)."""
     assert "value" in found, found
     measured, predicted = found["value"]["measured"], found["value"]["predicted"]
     assert len(set(measured)) == 1, f"the peak differs from run to run: {measured}"

@@ -1,6 +1,6 @@
-"""Ranks that save under one plan and load under every other; `FOLDER` in the environment holds what was saved.
+"""Ranks that save under one plan and load under every other, in the folder that the variable `FOLDER` names.
 
-Beside each checkpoint lies what it must give back: all tensors whole, and the losses of the steps after it.
+Each checkpoint comes with what it must restore: all tensors whole, and the losses of the next steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Scheduler = torch.optim.lr_scheduler.LRScheduler
 
 
 def trained_by(model: nn.Module) -> tuple[torch.optim.Optimizer, Scheduler]:
-    """AdamW with two groups, and a schedule."""
+    """AdamW with two parameter groups, and a learning-rate schedule."""
     weights = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW([{"params": weights}, {"params": others, "weight_decay": 0.0}], lr=1e-2)
@@ -60,7 +60,7 @@ def averaged(model: nn.Module) -> AveragedModel:
 def tensors_of(
     model: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedModel | None = None
 ) -> dict[str, torch.Tensor]:
-    """Every tensor of model, optimizer and average, whole, and the rates of the groups."""
+    """Every tensor of model, optimizer and averaged model, whole, and the learning rates of the groups."""
     found = dict(whole(model))
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
@@ -71,7 +71,7 @@ def tensors_of(
 
 
 def differing(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors that are not the same bit for bit."""
+    """Names of the tensors that are not bit-identical."""
     assert found.keys() == want.keys()
     return [name for name, value in found.items() if not torch.equal(value, want[name])]
 
@@ -92,7 +92,7 @@ def save(name: str, shape: tuple[int, ...], styles: tuple[str, ...]) -> dict[str
     saved = autopar.save_checkpoint(
         model, optimizer, folder_of(name), step=6, extra_state=extra, asynchronous=asynchronous
     )
-    losses = go_on(model, optimizer, scheduler)  # changes every tensor while it is being written
+    losses = go_on(model, optimizer, scheduler)  # changes every tensor while the checkpoint is being written
     average.update_parameters(model)
     path = saved.result()
     if dist.get_rank() == 0:
@@ -101,7 +101,7 @@ def save(name: str, shape: tuple[int, ...], styles: tuple[str, ...]) -> dict[str
 
 
 def load(shape: tuple[int, ...], styles: tuple[str, ...]) -> dict[str, Any]:
-    """From each of the saved ones into a model that has trained otherwise, or not at all."""
+    """Load each saved checkpoint into a model that has trained differently, or not at all."""
     found = {}
     for number, source in enumerate(PLANS):
         model, _, plan = applied(shape, styles)
@@ -117,7 +117,7 @@ def load(shape: tuple[int, ...], styles: tuple[str, ...]) -> dict[str, Any]:
 
 
 def restored(source: str, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler) -> dict[str, Any]:
-    """Load what one plan saved: what is not the same bit for bit, and how the losses deviate afterwards."""
+    """Load a checkpoint of another plan: tensors that are not bit-identical, and how far later losses deviate."""
     checkpoint = autopar.latest_checkpoint(folder_of(source))
     assert checkpoint is not None
     average = averaged(model)
@@ -131,7 +131,7 @@ def restored(source: str, model: nn.Module, optimizer: torch.optim.Optimizer, sc
 
 
 def untrained_and_frozen() -> dict[str, Any]:
-    """Saved before any step and with a frozen parameter: no state is made up."""
+    """A checkpoint before any step, with a frozen parameter: no optimizer state is invented."""
     folder = folder_of("untrained")
     found = {}
     for name in ("saved", "loaded"):
@@ -151,9 +151,9 @@ def untrained_and_frozen() -> dict[str, Any]:
 
 
 def factored_states() -> list[str]:
-    """Adafactor keeps sums over rows and over columns, of other shapes than its parameters.
+    """Adafactor's states are sums over rows and over columns, whose shapes differ from their parameters'.
 
-    Whole parameters only: torch's Adafactor refuses sharded ones.
+    Only with whole parameters: torch's Adafactor refuses sharded ones.
     """
     folder, held = folder_of("adafactor"), []
     for _ in range(2):
@@ -170,7 +170,7 @@ def factored_states() -> list[str]:
 
 
 def mistakes() -> dict[str, str]:
-    """What is refused, on every rank: none of them waits for another."""
+    """The errors of mistakes, on every rank: no rank waits for another."""
     model, *_ = applied((2,), ("fsdp",), micro_batches=2)
     optimizer, scheduler = trained_by(model)
     rank, path = dist.get_rank(), folder_of("mistakes")
@@ -184,7 +184,7 @@ def mistakes() -> dict[str, str]:
             model.zero_grad()
 
     def own_disks() -> None:
-        """What rank 0 makes is not there for the other, as on machines without a shared filesystem."""
+        """A folder that only rank 0 has, as on machines without a shared filesystem."""
         with pytest.MonkeyPatch.context() as patch:
             if rank:
                 patch.setattr(Path, "is_dir", lambda _: False)

@@ -1,4 +1,4 @@
-"""Ranks that train a model whose loss is split over its classes: the peaks of steps, beside what the plan predicted."""
+"""Ranks that split a loss over its classes: measured peaks of steps, and the prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 class Classifier(nn.Module):
-    """Logits are most of what a step has."""
+    """The logits are most of a step's memory."""
 
     def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Planned models under `torch.compile(fullgraph=True)` on real ranks, beside the same models in eager mode."""
+"""Planned models under `torch.compile(fullgraph=True)` on real ranks, compared with eager mode."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ import autopar
 from autopar import Cluster
 
 STEPS = 3
-NOT_COMPILED = {"hubert", "lstm"}  # torch's compiler takes neither the sizes of a CTC loss from tensors nor an LSTM
+NOT_COMPILED = {"hubert", "lstm"}  # torch.compile takes neither tensor-valued sizes of a CTC loss nor an LSTM
 MESHES = {2: (2,), 4: (2, 2)}
 PRESETS = {2: ("ddp", "fsdp", "tp"), 4: ("fsdp+tp",)}
 
 
-# Of the experts' one layer: two take the compiler twice as long.
+# Models of experts have one layer: compiling two takes twice as long.
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt2": gpt2,
     "llama": llama,
@@ -67,7 +67,7 @@ def beside_eager(build: Callable[[], nn.Module], preset: str, backend: str, **op
 
 
 def another_kind_of_call() -> str:
-    """Eval was never called before: the plan cannot be made in the middle of a compiled graph."""
+    """Eval was never called before, and its plan cannot be made inside a compiled graph."""
     torch._dynamo.reset()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = autopar.autoparallelize(gpt2(), batch(0), mesh, constraints="ddp")
@@ -80,13 +80,13 @@ def another_kind_of_call() -> str:
     except torch._dynamo.exc.Unsupported as refused:
         with torch.no_grad():
             model(**batch(0))
-            compiled(**batch(0))  # planned now
+            compiled(**batch(0))  # makes the plan for eval
         return str(refused)
     return "no error"
 
 
 def models_in_one_process() -> float:
-    """Their parameters are split on other dims; code that both run is compiled for the second one anew."""
+    """Two models with parameters sharded on different dims: code that both run is recompiled for the second one."""
     torch._dynamo.reset()
     mesh, worst = init_device_mesh("cpu", (dist.get_world_size(),)), 0.0
     x = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -103,7 +103,7 @@ def models_in_one_process() -> float:
 
 
 class Normed(nn.Module):
-    """Batch normalisation between two layers; losses alone would not tell wrong gradients under AdamW."""
+    """Batch norm between two layers: with AdamW wrong gradients would hardly change the losses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Normed(nn.Module):
 
 
 def gradients_of_norms() -> float:
-    """Compiled by Inductor, beside one process: the largest difference."""
+    """The largest difference of gradients compiled by Inductor from one process."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     alone, x = Normed().double(), torch.randn(8, 16, dtype=torch.float64)
@@ -132,7 +132,7 @@ def given(gradient: torch.Tensor | None) -> torch.Tensor:
 
 
 def weights_written_first() -> float:
-    """Forward clamps and averages weights, and reads them: losses of two calls beside those of one process."""
+    """Forward clamps and averages weights before it reads them: the losses of two calls, and those of one process."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     alone, mesh = Clamped().double(), init_device_mesh("cpu", (dist.get_world_size(),))
@@ -142,7 +142,7 @@ def weights_written_first() -> float:
 
 
 def default_device() -> float:
-    """torch watches every function for it, which keeps the compiler from some methods of tensors."""
+    """With a default device a torch function mode is active, which keeps some tensor methods from being compiled."""
     torch._dynamo.reset()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     x = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -156,7 +156,7 @@ def default_device() -> float:
 
 
 def tokens_are_sent() -> dict[str, Any]:
-    """To the ranks of their experts, by links so slow that this is the best plan: between graphs of the compiler."""
+    """Experts are reached over links so slow that sending tokens is the best plan; it breaks the compiler's graph."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
@@ -187,7 +187,7 @@ def tokens_are_sent() -> dict[str, Any]:
 
 
 def architectures() -> dict[str, float]:
-    """Small ones, split as on cheap links, each in one graph: by how much the compiled loss differs."""
+    """How far the compiled loss of small architectures differs, sharded as on cheap links, in one graph each."""
     mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), {}
     for name in sorted(MODELS_OF_ALL_KINDS.keys() - NOT_COMPILED):
         torch._dynamo.reset()

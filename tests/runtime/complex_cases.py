@@ -1,5 +1,5 @@
-"""Complex numbers in models that lie over ranks: they travel, and what backward reads of gathered ones is what forward
-read. The loops are those of `loop_cases`."""
+"""Models with complex tensors on ranks: these can be communicated, and backward reads the same values as forward. The
+loops are those of `loop_cases`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import autopar
 
 
 class Filtered(nn.Module):
-    """A filter over frequencies of the rows, stored as pairs of real numbers, as GFNet and others have it."""
+    """A filter over the frequencies of the rows, stored as pairs of real numbers, as in GFNet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Filtered(nn.Module):
 
 
 class Conjugated(nn.Module):
-    """Complex parameters, one of which is read as its conjugate and in parts."""
+    """Complex parameters, of which one is read conjugated and by its real and imaginary parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Conjugated(nn.Module):
 
 
 class Spectral(nn.Module):
-    """Frequencies over the rows of a batch, so that a split batch is gathered."""
+    """An FFT over the batch, so that a sharded batch is gathered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Doubled(nn.Module):
 
 
 def conjugate_inputs() -> float:
-    """As views that say so of themselves, and so do the negative ones that are their imaginary parts."""
+    """Inputs that are lazy views: with the conjugate bit, and their imaginary parts, with the negative bit."""
     pairs = torch.complex(ROWS, ROWS + 1)
     models: list[nn.Module] = []
     for kind, x in ((Doubled, pairs), (Net, ROWS)):

@@ -1,4 +1,4 @@
-"""The files that ranks run are modules of this folder, for the tests as for the ranks."""
+"""Makes the modules of this folder, which ranks run, importable by the tests."""
 
 import sys
 from pathlib import Path

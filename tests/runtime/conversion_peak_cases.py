@@ -1,4 +1,4 @@
-"""Ranks that convert activations along other dims than the first: what conversions stage, and the peaks of steps."""
+"""Ranks that convert activations along other dims than the first: staging memory, and measured peaks of steps."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ SHAPES = {"even": (4, 8, 16), "uneven": (5, 7, 9), "one row": (1, 8, 16)}
 
 
 def staged(ranks: int, shape: Sequence[int], order: Sequence[int]) -> list[tuple[Any, ...]]:
-    """For each pair of layouts: bytes that were there while a tensor of ones was converted, and while its gradient was;
-    without the tensors of both ends; and what was foreseen of the first rank, without and with its ends."""
+    """For each pair of layouts: the peak bytes of converting a tensor of ones and of converting its gradient; the same
+    without both ends; and the prediction for the first rank, without and with the ends."""
     mesh, shape = MESHES[ranks], tuple(shape)
     local_mesh = LocalMesh.of(init_device_mesh("cpu", mesh))
     found = []
     for source, wanted in itertools.permutations(map(Layout.parse, LAYOUTS[ranks]), 2):
         try:
             path = steps(source, wanted, shape, mesh, needs_grad=True)
-        except LayoutError:  # cannot lie so, or nothing turns one into the other
+        except LayoutError:  # a layout that is impossible here, or no conversion exists
             continue
         how = recipe(source, wanted, shape, local_mesh, needs_grad=True)
         x = _lies(source.local_shape(shape, mesh, local_mesh.coordinate), order).requires_grad_()
@@ -61,7 +61,7 @@ def staged(ranks: int, shape: Sequence[int], order: Sequence[int]) -> list[tuple
 
 
 def _lies(shape: tuple[int, ...], order: Sequence[int]) -> torch.Tensor:
-    """Ones, with the dims in this order in memory."""
+    """A tensor of ones whose dims have this order in memory."""
     return torch.ones([shape[dim] for dim in order]).permute([list(order).index(dim) for dim in range(len(shape))])
 
 
@@ -71,7 +71,7 @@ def _together(*tensors: torch.Tensor) -> int:
 
 
 class ConvNet(nn.Module):
-    """Images are far larger than weights; channels are dim 1."""
+    """Images are much larger than weights; channels are dim 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class ConvNet(nn.Module):
 
 
 class Chain(nn.Module):
-    """Layers that lie as they are pinned."""
+    """Layers whose activations have the layouts that the constraints pin."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Plus(nn.Module):
 
 
 class Views(nn.Module):
-    """What reads the largest tensor in another layout is a view, and nobody keeps it."""
+    """The largest tensor is read in another layout by a view, and nothing saves it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def images(*asked: str) -> dict[str, Any]:
 
 
 def chain(*layouts: str) -> dict[str, Any]:
-    """Activations that lie so, one layer behind the other."""
+    """A chain of layers with these activation layouts."""
     asked = [f"activation:layers.{i} = {layout}" for i, layout in enumerate(layouts)]
     return trained(Chain(len(layouts)), {"x": torch.randn(4, 16, 64)}, asked)
 
@@ -133,7 +133,7 @@ def views(*asked: str) -> dict[str, Any]:
 
 
 def llama(*asked: str) -> dict[str, Any]:
-    """One row, so that the sequence is what is split."""
+    """A batch of one row, so that only the sequence can be split."""
     config = transformers.LlamaConfig(
         vocab_size=WORDS, hidden_size=64, intermediate_size=172, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=LENGTH,

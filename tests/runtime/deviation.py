@@ -1,4 +1,4 @@
-"""A model under a plan on simulated ranks, against the model itself in one process."""
+"""Compares a model under a plan on simulated ranks with the model in one process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def deviation(
     traced: Traced,
     plan: Plan,
 ) -> float:
-    """The largest difference, relative to 1 + the largest number of the same tensor: loss and gradients of all ranks.
+    """The largest difference of loss and gradients over all ranks, relative to 1 + the tensor's largest absolute value.
 
-    The loss is what the model returns, or the first thing that it does.
+    The loss is the model's result, or its first element.
     """
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}  # a forward may write into them
+    # forward may write into buffers
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     result = model(**inputs)
     loss = result if isinstance(result, torch.Tensor) else result.loss
     if loss.requires_grad:
@@ -48,7 +49,8 @@ def deviation(
             state[name] = part.detach().clone().requires_grad_(tensor.requires_grad)
         values = [inputs[node.name] for node in traced.graph.nodes if node.op == "placeholder"]
         key = (torch.tensor(7),) if lowered.takes_key else ()
-        mine = lowered.module(*values, *state.values(), None, *key)[0]  # no transit: each parameter moves at once
+        # None: no transit, so every bucket is converted where it is read
+        mine = lowered.module(*values, *state.values(), None, *key)[0]
         errors = [_relative(mine.detach(), loss.detach())]
         if mine.requires_grad:
             mine.backward()
@@ -65,7 +67,7 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     assert found.shape == expected.shape, (found.shape, expected.shape)
     if not expected.numel():
         return 0.0
-    alike = (found == expected) | (found.isnan() & expected.isnan())  # infinities, and what is no number, too
+    alike = (found == expected) | (found.isnan() & expected.isnan())  # also equal infinities and NaNs
     scale = 1 + expected.abs().nan_to_num(0, posinf=0).max()
     far: float = (torch.where(alike, 0, (found - expected).abs()).max() / scale).item()
-    return math.inf if math.isnan(far) else far  # `max` of numbers passes over a NaN
+    return math.inf if math.isnan(far) else far  # `max` of Python numbers may skip a NaN

@@ -1,4 +1,4 @@
-"""What loops call beside a planned model, submodules and other methods, on real ranks; compared with one process."""
+"""Calls of submodules and other methods of a planned model, on real ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CODES = torch.linspace(-2, 2, 32, dtype=torch.float64).view(8, 4).cos()
 
 
 class Autoencoder(nn.Module):
-    """`decode` only calls modules; `encode` reads a parameter itself."""
+    """`decode` only calls modules; `encode` also reads a parameter itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def apart(planned: nn.Module, alone: nn.Module) -> float:
 
 
 def training(preset: str) -> float:
-    """A loss of several calls, of modules, a method of modules, one that was registered, and the model itself."""
+    """A loss of several calls: submodules, a method that calls modules, a registered method, and the model itself."""
     models = pair(Autoencoder, {"x": X}, preset)
     autopar.register_forward_method(models[0], "encode")
     worst = 0.0
@@ -71,7 +71,7 @@ def training(preset: str) -> float:
 
 
 def changed(preset: str) -> float:
-    """Modes, other shapes, values that the loop sets, and no gradients."""
+    """Calls in eval mode, with other shapes, with attributes that the loop changed, and without gradients."""
     planned, alone = pair(Autoencoder, {"x": X}, preset)
     autopar.register_forward_method(planned, "likeness")
     worst = 0.0
@@ -88,7 +88,7 @@ def changed(preset: str) -> float:
 
 
 def hooked(preset: str) -> list[float]:
-    """Hooks of a submodule run once for each call of it, with plain tensors."""
+    """Hooks of a submodule run once in each call of it, with plain tensors."""
     seen: list[bool] = []
 
     def hook(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def hooked(preset: str) -> list[float]:
     for one in (model, alone):
         one.up.register_forward_hook(hook)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it does not run in calls of the model
+        warnings.simplefilter("ignore")  # the warning that the hook does not run in calls of the model
         autopar.autoparallelize(model, {"x": X}, init_device_mesh("cpu", (dist.get_world_size(),)), constraints=preset)
         seen.clear()
         apart = [(model.up(CODES) - alone.up(CODES)).abs().max().item() for _ in range(2)]
@@ -109,7 +109,7 @@ def hooked(preset: str) -> list[float]:
 
 
 def copied(preset: str) -> list[Any]:
-    """A copy calls its own modules; a copy of a module alone has no plan."""
+    """A copy calls its own modules; a copy of a submodule alone has no plan."""
     planned, alone = pair(Autoencoder, {"x": X}, preset)
     autopar.register_forward_method(planned, "encode")
     planned.encode(X)
@@ -127,7 +127,7 @@ def copied(preset: str) -> list[Any]:
 
 
 def refused(preset: str) -> list[str]:
-    """What cannot be registered."""
+    """The errors of registering what cannot be registered."""
     planned, alone = pair(Autoencoder, {"x": X}, preset)
     told = []
     for module, name in ((planned, "encod"), (planned, "forward"), (alone, "encode"), (planned.up, "extra_rep")):
@@ -139,7 +139,7 @@ def refused(preset: str) -> list[str]:
 
 
 def accumulated(preset: str) -> float:
-    """Calls of modules in the backward passes of a step of two."""
+    """Calls of submodules in both backward passes of a step with two micro-batches."""
     planned, alone = pair(Autoencoder, {"x": X}, preset, micro_batches=2)
     for model in (planned, alone):
         (model(X[:4]) + model.decode(CODES).square().mean()).backward()
@@ -148,7 +148,7 @@ def accumulated(preset: str) -> float:
 
 
 def own_rows(preset: str) -> list[float]:
-    """With rows of its own, each rank's loss of them counts as under DistributedDataParallel, as one of the mean."""
+    """With its own rows, each rank's loss counts as in DistributedDataParallel: gradients are those of the mean."""
     planned, alone = pair(Autoencoder, {"x": X}, preset, inputs="local")
     autopar.register_forward_method(planned, "likeness")
     ranks, rank = dist.get_world_size(), dist.get_rank()
@@ -170,7 +170,7 @@ def own_rows(preset: str) -> list[float]:
 
 
 class Scaled(nn.Module):
-    """Returns rows, and a number that all ranks have."""
+    """Returns rows, and a scalar that is equal on all ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Scaled(nn.Module):
 
 
 def scale() -> float:
-    """A number that the model returns, in each rank's own loss."""
+    """A scalar that the model returns, used in each rank's own loss."""
     made = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -197,7 +197,7 @@ def scale() -> float:
 
 
 class Stack(nn.Module):
-    """More modules than graphs that are kept of each."""
+    """More modules than the number of graphs that the cache keeps for each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class Stack(nn.Module):
 
 
 def many() -> list[Any]:
-    """Each module is planned once, however many there are; a method without inputs is planned, too."""
+    """Each module is planned only once, however many there are, and so is a method without inputs."""
     torch.manual_seed(3)
     planned, alone = Stack().double(), Stack().double()
     alone.load_state_dict(planned.state_dict())

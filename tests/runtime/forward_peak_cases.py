@@ -1,4 +1,4 @@
-"""Ranks that call models without gradients: the peaks of calls, beside what the plan predicted."""
+"""Ranks that call models without gradients: measured peaks of calls, and the prediction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLS, WIDTH, ROWS = 3, 512, 8
 
 
 class Wide(nn.Module):
-    """Weights much larger than activations, so that what is gathered makes the peak."""
+    """Weights are much larger than activations, so that gathered weights make the peak."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Wide(nn.Module):
 
 
 class Again(nn.Module):
-    """Blocks that all read the same weight, and hand out what they were given."""
+    """Blocks that all read one weight; each block's input is returned too."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -83,6 +83,6 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     }
     | {
         f"wide, 8, fsdp, {size >> 10} KiB": functools.partial(peaks, "wide", 8, "fsdp", size)
-        for size in (6 << 20, 1 << 20, 256 << 10)  # of a few blocks, of one, of less than a weight
+        for size in (6 << 20, 1 << 20, 256 << 10)  # a bucket of a few blocks, of one block, of less than a weight
     }
 }

@@ -1,4 +1,4 @@
-"""Ranks that train models of which some parameters are frozen: the peaks of steps, beside what the plan predicted."""
+"""Ranks that train models with frozen parameters: measured peaks of steps, and the prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autopar.cost.buckets import size as bucket_size
 
 
 class Adapted(nn.Module):
-    """A product with a frozen weight, and one of low rank beside it that is trained."""
+    """A frozen linear layer with a trained low-rank adapter beside it."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Adapted(nn.Module):
 
 
 def adapt(model: nn.Module) -> None:
-    """Freeze all there is, and put adapters beside the products of attention, or of plain layers."""
+    """Freeze the model, and add adapters beside the products of attention, or beside plain linear layers."""
     model.requires_grad_(False)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and name.split(".")[-1] in ("q_proj", "v_proj", "0", "1", "2", "3"):
@@ -68,7 +68,7 @@ WAYS: dict[str, dict[str, Callable[[nn.Module], None]]] = {
 }
 LAYERS, PRESETS = 4, ("fsdp", "ddp", "tp")
 RECOMPUTING = ("ddp(recompute=full)", "fsdp(recompute=full)")
-# Buckets of one block each, since recompute divides larger ones. Blocks of attention are in `recompute_peak_cases.py`.
+# One bucket for each block, since recompute divides larger ones. Attention is in `recompute_peak_cases.py`.
 RECOMPUTED = [*(("words", way) for way in WAYS["words"]), ("llama", "all but the head")]
 
 
@@ -88,8 +88,8 @@ def peaks(name: str, way: str, preset: str, bucket_bytes: int = bucket_size.BUCK
 
 
 def trained(by: str) -> dict[str, Any]:
-    """Losses of an adapted model by one process and under a preset; which frozen weights are gathered again, and which
-    blocks recomputed."""
+    """Losses of an adapted model in one process and under a preset; the frozen weights that are regathered, and the
+    recomputed blocks."""
     build, rows = MODELS["llama"]
     losses: list[list[float]] = []
     for preset in (None, by):

@@ -1,5 +1,5 @@
-"""`torch.func` and planned models, on real ranks: calls with other values of the parameters are as in one process, and
-what cannot go through collectives is refused."""
+"""`torch.func` on planned models and real ranks: calls with other parameter values equal one process, and transforms
+that collectives do not support are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.errors import InputError
 
 
 def inner_steps(preset: str) -> float:
-    """Two steps of gradient descent on copies of the parameters, as meta-learning takes them to the first order."""
+    """Two gradient-descent steps on copies of the parameters, as in first-order meta-learning."""
     losses: list[list[float]] = []
     for model in (built(), planned(preset)):
         fast = {name: value.detach().requires_grad_() for name, value in model.named_parameters()}

@@ -1,6 +1,6 @@
-"""Small models drawn at random: a few dozen ops of all families on a pool of tensors, ending in a loss.
+"""Random small models: a few dozen kinds of ops, applied to a pool of tensors, then a loss.
 
-Everything follows from the seed, so a failing one can be replayed: `python tests/runtime/fuzzing.py SEED`.
+The seed determines all, so a failing one can be replayed: `python tests/runtime/fuzzing.py SEED`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 SIZES = (4, 6, 8, 12)
-VOCABULARIES = (8, 10, 11, 13)  # ids are less than 8; some of these no mesh divides
+VOCABULARIES = (8, 10, 11, 13)  # ids are below 8; no mesh divides some of these sizes
 _MOST_ELEMENTS = 3000
 Draw = random.Random
 Tensor = torch.Tensor
@@ -24,7 +24,7 @@ Run = Callable[..., Any]
 
 
 class Step(NamedTuple):
-    """One op: a function of tensors of the pool (by number) and parameters (by name)."""
+    """One op: a function of tensors of the pool (by index) and of parameters (by name)."""
 
     run: Run
     operands: tuple[int, ...]
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 
 class Fuzzed(nn.Module):
-    """`forward(x, ids)`: the drawn steps, then a loss of everything that nothing read."""
+    """`forward(x, ids)`: runs the drawn steps, then makes a loss of all results that no step reads."""
 
     def __init__(self, seed: int, length: int = 14) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Fuzzed(nn.Module):
         return {"x": x, "ids": ids}
 
     def parameter(self, *shape: int) -> str:
-        """A new parameter, and its name."""
+        """Register a new random parameter; returns its name."""
         name = f"p{len(self._parameters)}"
         made = torch.randn(*shape, dtype=torch.float64, generator=self.generator) / math.sqrt(max(shape))
         self.register_parameter(name, nn.Parameter(made, requires_grad=len(self._parameters) % 7 != 3))
@@ -84,17 +84,17 @@ class Fuzzed(nn.Module):
         return torch.stack(losses).sum()
 
 
-# -- the ops: each draws operands that it fits, or gives None ---------------------------------------------------------
+# -- the ops: each draws suitable operands, or returns None -----------------------------------------------------------
 
 
 def floating(draw: Draw, pool: Sequence[Tensor], least: int = 1, most: int = 5) -> int | None:
-    """A tensor of numbers with so many dims; later ones are likelier."""
+    """The index of a floating tensor with `least` to `most` dims; later ones are likelier."""
     fitting = [i for i, t in enumerate(pool) if t.is_floating_point() and least <= t.dim() <= most]
     return max(draw.choices(fitting, k=2)) if fitting else None
 
 
 def one(least: int, make: Callable[[Fuzzed, Draw, Tensor], tuple[Run, tuple[str, ...]] | None]) -> Any:
-    """An op of one tensor."""
+    """Makes an op of one tensor."""
 
     def op(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
         index = floating(draw, pool, least)
@@ -206,7 +206,7 @@ def _attention(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None
 
 
 def _pair(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
-    """Two tensors of one shape."""
+    """A binary op on two tensors of equal shape."""
     a = floating(draw, pool)
     if a is None:
         return None
@@ -224,7 +224,7 @@ def _pair(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
 
 
 def _broadcast(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
-    """Two tensors that broadcast."""
+    """A binary op on two tensors that broadcast."""
     a, b = floating(draw, pool), floating(draw, pool)
     if a is None or b is None:
         return None
@@ -240,7 +240,7 @@ def _embedding(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step:
 
 
 def _rows(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
-    """Looked up by index along a dim that is long enough."""
+    """A lookup by index along a dim that is long enough."""
     index = floating(draw, pool, 2)
     if index is None or pool[index].shape[0] < 8:
         return None
@@ -248,7 +248,7 @@ def _rows(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
 
 
 def _loss(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
-    """Cross-entropy of the ids under logits made by a product, or what it is made of."""
+    """Cross-entropy with the ids as targets and logits from a product, or a composition of its parts."""
     index = floating(draw, pool, 3, 3)
     if index is None or pool[index].shape[:2] != pool[1].shape:
         return None

@@ -1,4 +1,4 @@
-"""Many collectives under way at once, as gathers ahead of use are: worker of `test_gathers_under_way`."""
+"""Many collectives in flight at once, as with gathers ahead of use: worker of `test_gathers_under_way`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gathered(value: torch.Tensor, at_once: int, group: str) -> list[torch.Tensor
 
 
 def wrong(run: Callable[[torch.Tensor, int, str], list[torch.Tensor]], at_once: int, rounds: int) -> int:
-    """How many of the gathered tensors are not the ranks' numbers."""
+    """The number of gathered tensors whose values are not those that the ranks gave."""
     group = init_device_mesh("cpu", (2,)).get_group(0).group_name
     found = 0
     for i in range(rounds):

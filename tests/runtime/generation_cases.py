@@ -1,4 +1,4 @@
-"""`generate` of planned models on real ranks, with a cache that grows and with one of a fixed size."""
+"""`generate` on planned models and real ranks, with a growing cache and with one of fixed size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def built() -> GPT2LMHeadModel:
 
 
 def llama() -> LlamaForCausalLM:
-    """Its forward declares what its `**kwargs` take, and a decorator takes `return_dict` out of them."""
+    """Its forward declares the contents of `**kwargs`, and a decorator removes `return_dict` from them."""
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 96}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -41,20 +41,20 @@ def llama() -> LlamaForCausalLM:
 
 
 def adapted() -> LlamaForCausalLM:
-    """With adapters of peft in the model itself."""
+    """With adapters of peft inserted into the model itself."""
     model = llama()
     model.add_adapter(LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     return model.double()
 
 
 def wrapped() -> nn.Module:
-    """With adapters of peft around the model, which its `generate` calls inside."""
+    """With adapters of peft around the model, whose `generate` then calls it."""
     adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     return get_peft_model(llama(), adapters).double()
 
 
 def t5() -> T5ForConditionalGeneration:
-    """Its `generate` calls the encoder by itself."""
+    """Its `generate` calls the encoder separately."""
     torch.manual_seed(0)
     sizes = {"num_layers": 2, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "vocab_size": 96}
     return T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, dropout_rate=0.0)).double()
@@ -71,7 +71,7 @@ def generated(model: Any, cache: str, **settings: Any) -> list[list[int]]:
 
 
 def twice(build: Callable[[], nn.Module], cache: str, **settings: Any) -> dict[str, Any]:
-    """The tokens of two runs, those of one process, and the graphs that the model had after each run."""
+    """The tokens of two runs, those of one process, and the number of the model's graphs after each run."""
     model, alone = planned(build()), build().eval()
     programs = getattr(model, ATTRIBUTE).programs
     found: dict[str, Any] = {"alone": generated(alone, cache, **settings), "tokens": [], "graphs": []}

@@ -1,4 +1,4 @@
-"""Ranks whose steps peak where gradients lie otherwise than the tensors that they are of."""
+"""Ranks whose peak is where gradients have another layout than the tensors that they belong to."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def llama() -> nn.Module:
 
 
 def phi() -> nn.Module:
-    """Attention and the layers beside it read the same."""
+    """Attention and the parallel feed-forward layers read the same tensor."""
     config = transformers.PhiConfig(
         vocab_size=WORDS, hidden_size=64, intermediate_size=256, num_hidden_layers=LAYERS, num_attention_heads=4,
         max_position_embeddings=LENGTH, resid_pdrop=0.0, embd_pdrop=0.0, attention_dropout=0.0,
@@ -60,7 +60,7 @@ def peaks(
     rows: int = 32,
     precision: torch.dtype | str = torch.float32,
 ) -> dict[str, Any]:
-    """Of a step without a budget, or with the smallest that has a plan."""
+    """Peaks of a step without a budget or, with `least`, under the smallest budget that has a plan."""
     ids = torch.randint(WORDS, (rows, LENGTH))
     batch, mesh = {"input_ids": ids, "labels": ids}, init_device_mesh("cpu", (2,))
     plan = functools.partial(
@@ -85,7 +85,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "gpt2, tp": functools.partial(peaks, gpt2, "tp", least=True),
         "llama, tp": functools.partial(peaks, llama, "tp", least=True),
         "phi, split sequence": functools.partial(peaks, phi, "tp(sequence=split)", least=False),
-        # few rows: beside activations this small, what replays gather is large
+        # few rows: beside such small activations the tensors that replays gather are large
         "phi, replays gather": functools.partial(peaks, phi, "tp", least=True, rows=4, precision="bf16"),
     }
 }

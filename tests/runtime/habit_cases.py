@@ -1,4 +1,4 @@
-"""Habits of training scripts with parameters and states, each on real ranks; compared with one process."""
+"""Common idioms of training scripts with parameters and optimizer states, on real ranks, against one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import autopar
 
 
 def weights_put_back(prepare: Prepare) -> list[torch.Tensor]:
-    """Sharpness-aware minimisation, as its best known code writes it."""
+    """Sharpness-aware minimisation as in its best known implementation, which restores the weights."""
 
     def loss(model: nn.Module) -> torch.Tensor:
         model(ROWS).backward()
@@ -69,7 +69,7 @@ def data_of_a_plain_tensor(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def values_drawn_again(prepare: Prepare) -> list[torch.Tensor]:
-    """Weights are drawn anew, once on generators that differ by rank, and noise is put on them and on gradients."""
+    """Weights are initialised anew, once with generators that differ by rank; noise is added, also to gradients."""
 
     def init(module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
@@ -77,7 +77,8 @@ def values_drawn_again(prepare: Prepare) -> list[torch.Tensor]:
             nn.init.trunc_normal_(module.bias, std=0.1)
 
     def loss(model: nn.Module) -> torch.Tensor:
-        torch.manual_seed(5 + dist.get_rank() if isinstance(model.up.weight, DTensor) else 5)  # rank 0's count
+        # rank 0's numbers are used
+        torch.manual_seed(5 + dist.get_rank() if isinstance(model.up.weight, DTensor) else 5)
         model.apply(init)
         torch.manual_seed(6)
         model.down.reset_parameters()
@@ -91,7 +92,7 @@ def values_drawn_again(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def values_read(prepare: Prepare) -> list[torch.Tensor]:
-    """As scripts read them for logs and files."""
+    """Values as scripts read them for logs and files."""
 
     def loss(model: nn.Module) -> torch.Tensor:
         listed = torch.tensor(model.up.weight.tolist(), dtype=torch.float64)
@@ -101,7 +102,8 @@ def values_read(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def hooks_and_flags_of_parameters(prepare: Prepare) -> list[torch.Tensor]:
-    """What scripts hang on parameters where they build the model: it says what is decayed, and scales gradients."""
+    """Scripts flag parameters and register hooks on them before planning: flags exclude some from weight decay, hooks
+    scale gradients."""
 
     def tripled(parameter: torch.Tensor) -> None:
         parameter.grad.mul_(3.0)
@@ -125,7 +127,7 @@ def hooks_and_flags_of_parameters(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def state_of_one_process(prepare: Prepare) -> list[torch.Tensor]:
-    """Training that one process has begun goes on, from what torch.save of it holds."""
+    """Training begun in one process continues from the state that it wrote by torch.save."""
     pairs = ((torch.optim.AdamW, torch.optim.AdamW), (torch.optim.Adafactor, autopar.Adafactor))
     return [tensor for before, after in pairs for tensor in _gone_on(prepare, before, after)]
 
@@ -152,7 +154,7 @@ def _gone_on(prepare: Prepare, before: Any, after: Any) -> list[torch.Tensor]:
 
 
 class Halves(nn.Module):
-    """Returns tensors, which a plan may leave sharded."""
+    """Returns tensors that a plan may leave sharded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +165,7 @@ class Halves(nn.Module):
 
 
 def one_model_after_another(prepare: Prepare) -> list[torch.Tensor]:
-    """A generator before what judges it: the gradient reaches both."""
+    """A generator followed by a discriminator: the gradient reaches both."""
     torch.manual_seed(4)
     first = prepare(Halves().double())
     optimizer = SGD(first.parameters())
@@ -197,7 +199,7 @@ def planned(preset: str, model: nn.Module | None = None, **options: Any) -> nn.M
 
 
 def shards_of_rank_zero() -> list[str]:
-    """What rank 0 alone has saved, loaded by every rank: a model, then its optimizer."""
+    """Every rank loads what rank 0 alone has saved: a model, then its optimizer."""
     model = planned("fsdp")
     optimizer = torch.optim.AdamW(model.parameters())
     model(ROWS).backward()
@@ -218,7 +220,7 @@ def shards_of_rank_zero() -> list[str]:
 
 
 def own_shards() -> bool:
-    """What each rank has saved, loaded by that rank."""
+    """Each rank loads what it has saved itself."""
     model = planned("fsdp")
     before = [whole(p).clone() for p in model.parameters()]
     with tempfile.TemporaryDirectory() as folder:

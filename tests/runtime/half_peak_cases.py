@@ -1,6 +1,6 @@
-"""Ranks that compute in bf16 what they store in fp32: the peaks of steps under budgets, beside what the plan predicted.
+"""Ranks that store fp32 and compute in bf16: measured peaks of steps under budgets, and the prediction.
 
-The copies in bf16 are what a budget takes first: they are freed forward and made again backward.
+A tight budget first drops the bf16 copies of parameters: they are freed in forward and made again in backward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
 
 
 def peaks(name: str, part: float, *constraints: str) -> dict[str, Any]:
-    """`part`: where the budget lies on the way from the smallest one to the peak without any."""
+    """`part`: position of the budget on the way from the smallest one to the peak without any."""
     build, rows = peak_cases.MODELS[name]
     ids = torch.randint(peak_cases.WORDS, (rows, peak_cases.LENGTH))
     batch = {"input_ids": ids, "labels": ids}
@@ -39,7 +39,7 @@ def peaks(name: str, part: float, *constraints: str) -> dict[str, Any]:
     pairs = zip(ready.parameters(), kept.parameters(), strict=True)
     return peaks | {
         "again": sum(one.regather for one in plan.parameters),
-        "equal": all(torch.equal(a.to_local(), b.to_local()) for a, b in pairs),  # after all those steps
+        "equal": all(torch.equal(a.to_local(), b.to_local()) for a, b in pairs),  # after all steps
     }
 
 

@@ -1,4 +1,4 @@
-"""Traces and plans made by hand, so that the runtime is tested without tracer, rules and solver."""
+"""Hand-made traces and plans, which test the runtime without tracer, rules and solver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autopar.tracing.model_state.plain_reads import PlainValues
 
 
 class Net(nn.Module):
-    """Three layers with the bias added apart; its loss is a sum, so that every part of it can be partial."""
+    """Three layers with separate bias additions; the loss is a sum, so that every part of it can be partial."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def batch(step: int) -> dict[str, torch.Tensor]:
 
 @dataclass
 class HandTraced:
-    """A `torch.fx.symbolic_trace` with the annotations that the runtime reads."""
+    """The result of `torch.fx.symbolic_trace`, with the annotations that the runtime reads."""
 
     graph: fx.Graph
     root: nn.Module
@@ -88,13 +88,13 @@ class HandTraced:
         return leaves[0]
 
     def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
-        """Nothing: no forward here sets attributes."""
+        """Does nothing: no forward here sets attributes."""
 
 
 def trace(
     model: nn.Module, inputs: Mapping[str, torch.Tensor], *, last: str | None = None, dtype: torch.dtype | None = None
 ) -> HandTraced:
-    """`last`: the node to return in place of the loss; `dtype`: of parameters and inputs in the graph."""
+    """`last`: name of the node to return instead of the loss; `dtype` of parameters and inputs in the graph."""
     graph = fx.Tracer().trace(model)
     if last is not None:
         [output] = graph.find_nodes(op="output")
@@ -126,7 +126,7 @@ def trace(
     return traced
 
 
-# For each op in order: layouts of inputs and output on one axis; then storage of the parameters.
+# For each op in order: the layouts of inputs and output on one axis; then the storage of the parameters.
 _DATA = {
     "linear": "S0 R+ -> S0", "add": "S0 R+ -> S0", "tanh": "S0 -> S0",
     "linear_1": "S0 R+ -> S0", "add_1": "S0 R+ -> S0", "tanh_1": "S0 -> S0",
@@ -162,7 +162,7 @@ def plan(
     micro_batches: int = 1,
     buckets: Sequence[Bucket] = (),
 ) -> Plan:
-    """One style an axis. `recompute`: segments by the names of their first and last nodes; `output`: on each axis."""
+    """One style for each axis. `recompute`: segments by names of first and last nodes; `output`: placement by axis."""
     nodes = list(traced.graph.nodes)
     position = {node.name: i for i, node in enumerate(nodes)}
     kinds = [STYLES[style] for style in styles]
@@ -220,7 +220,7 @@ def plan(
 
 
 def _layout(texts: Sequence[str], mesh_shape: tuple[int, ...]) -> Layout:
-    """One placement an axis; where two shard one dim, the later cuts inside the earlier, as DTensor does."""
+    """The layout of one placement for each axis; if two shard one dim, the later axis splits the earlier's shards."""
     placements = []
     for axis, text in enumerate(texts):
         outer = math.prod(n for n, earlier in zip(mesh_shape, texts[:axis], strict=False) if earlier == text)
@@ -229,9 +229,9 @@ def _layout(texts: Sequence[str], mesh_shape: tuple[int, ...]) -> Layout:
 
 
 def announced(traced: HandTraced, plan: Plan) -> dict[str, list[int]]:
-    """Calls and bytes that the plan's recipes say, by kind and axis.
+    """Number and bytes of collectives according to the plan's recipes, by kind and axis.
 
-    Forward moves count twice in a segment, and for a weight that is gathered again because a linear saves it.
+    Forward collectives count twice in a segment, and for a weight that is regathered because a linear layer saves it.
     """
     nodes = list(traced.graph.nodes)
     by_node = {nodes[p.position]: p for p in plan.nodes}

@@ -1,4 +1,4 @@
-"""One of four ranks on a 2x2 mesh; the last stops, alive but deaf, after two steps. The others print what they meet."""
+"""One of four ranks on a 2x2 mesh; the last one hangs after two steps. The others print their error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 2
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))  # the axes' groups must take it over
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))  # the groups of the axes must have this timeout too
     model, *_ = applied((2, 2), ("dp", "tp"))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(STEPS + 1):

@@ -1,4 +1,4 @@
-"""Hooks and code that modules get late, which calls of a planned model would not run: on real ranks."""
+"""Hooks and code that modules get after planning, which calls of a planned model would not run: on real ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def backward_hook_for_all() -> str:
 
 
 def hooks_for_all() -> dict[str, Any]:
-    """What is told of hooks for all modules: one that is there while the model is traced, and one that comes later."""
+    """Warnings about global module hooks: one that exists while the model is traced, and one registered later."""
 
     def plus_one(module: Any, args: Any, output: Any) -> Any:
         return output + 1 if isinstance(module, torch.nn.Linear) else None
@@ -67,7 +67,7 @@ def hooks_for_all() -> dict[str, Any]:
 
 
 def code_set_late() -> dict[str, list[str]]:
-    """What calls say while the code of a module, or its parameters, are others, and behind that."""
+    """Errors of calls while a module's code or parameters are replaced, and after they are restored."""
     model = planned("ddp", Growing().double())
     up, kind = model.get_submodule("up"), torch.nn.Linear
     before = kind.forward
@@ -104,7 +104,7 @@ class Growing(Net):
 
 
 class Activated(torch.nn.Module):
-    """Its activation is a module, and so are those in a list; it says itself how it is copied."""
+    """Activations in an attribute and in a list; the module defines its own `__deepcopy__`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,8 +124,7 @@ class Activated(torch.nn.Module):
 
 
 def copies_changed() -> dict[str, list[str]]:
-    """What a deep copy says that was changed before its first call, or whose model was before it was copied, and what
-    the model itself says then."""
+    """Errors of a deep copy changed before its first call, of its unchanged model, and of a copy of a changed model."""
     changes: dict[str, Callable[[Any], Any]] = {
         "nothing": lambda model: None,
         "replaced": lambda model: setattr(model, "act", torch.nn.GELU()),
@@ -147,14 +146,14 @@ def copies_changed() -> dict[str, list[str]]:
 
 
 class Handing(Net):
-    """Returns what it is given beside its loss."""
+    """Returns its input beside its loss."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         return x, super().forward(x)
 
 
 def inputs_returned() -> dict[str, Any]:
-    """An input that is computed outside comes back, call after call."""
+    """An input with a history is returned as it is, in several calls."""
     model = planned("tp", Handing().double())
     start = ROWS.clone().requires_grad_()
     given = start * start

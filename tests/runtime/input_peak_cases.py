@@ -1,4 +1,4 @@
-"""Ranks that are given float inputs in another dtype than that in which they compute: peaks, and input gradients."""
+"""Ranks whose float inputs have another dtype than the compute dtype: peaks, and gradients of inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 class Reader(nn.Module):
-    """Batches are larger than all else, and every block reads them."""
+    """The batch is larger than anything else, and every block reads it."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def peaks_of_calls(dtype: torch.dtype, blocks: int) -> dict[str, Any]:
 
 
 def gradient() -> dict[str, Any]:
-    """What backward gives of an input, whole on every rank, beside what one process has."""
+    """The gradient of an input, whole on every rank, and that of one process."""
     torch.manual_seed(0)
     alone, mesh = Reader(2), init_device_mesh("cpu", (2,))
     x = torch.randn(ROWS, WIDTH, requires_grad=True)

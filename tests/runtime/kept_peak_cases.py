@@ -1,4 +1,4 @@
-"""Ranks whose steps peak with what ops keep beside what they read and make: copies for products, routes of experts."""
+"""Ranks whose peak includes tensors that ops save besides inputs and results: contiguous copies, routes of experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS, LENGTH, WIDTH = 512, 32, 64
 
 
 class Turned(nn.Module):
-    """Normalises over the last dim but one, as in PatchTST, so that each product copies what it reads."""
+    """Normalises over the last dim but one, as PatchTST does, so that each product copies its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Turned(nn.Module):
 
 
 class Tied(nn.Module):
-    """A head that is the embedding, behind which there is a norm: one bucket, read at both ends of backward."""
+    """The head is tied to the embedding, which a norm follows: one bucket, read at both ends of backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class Tied(nn.Module):
 
 
 class Between(nn.Module):
-    """A head that is an embedding between two stacks: its bucket comes first in backward, and that of the first stack,
-    which is behind it in the order of backward, is wanted after the second's."""
+    """The head is tied to an embedding between two stacks, so its bucket is the first in backward. The first stack's
+    bucket is next in that order, but is only needed after the second stack's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Between(nn.Module):
 
 
 class Tables(nn.Module):
-    """Rows of several tables in one tensor, as in models of recommendations."""
+    """Stacks the rows of several tables, as recommendation models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Tables(nn.Module):
 
 
 class Loop(nn.Module):
-    """One block many times: of its weights there is one gradient, and that of the op that adds to it."""
+    """One block applied several times: each weight has one gradient, beside that of the op which is added to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Loop(nn.Module):
 
 
 class Again(nn.Module):
-    """One block many times, and nothing before it: what one has gathered of its weights the others read."""
+    """One block applied several times, with nothing before it: all applications read weights that the first gathers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Again(nn.Module):
 
 
 class Narrow(nn.Module):
-    """Small blocks that share a bucket, of a batch that cannot be split: all of it lands where the first one runs."""
+    """Small blocks share a bucket and the batch cannot be split: the whole bucket arrives when the first block runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Narrow(nn.Module):
 
 
 class Early(nn.Module):
-    """Wide layers, each behind an op without weights that keeps its result: gradients are handed in before its turn."""
+    """Each wide layer follows an op without weights that saves its result, so gradients are reduced before its turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Early(nn.Module):
 
 
 class Dropping(nn.Module):
-    """Drops at random, in attention too: masks of a byte an element."""
+    """Dropout, also in attention: masks of one byte for each element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Dropping(nn.Module):
 
 
 class Relative(nn.Module):
-    """Picks scores by distances, in each layer by its own, as DeBERTa: one table of places, expanded to all rows."""
+    """Picks scores by distances, which differ by layer, as in DeBERTa: one position table, expanded over the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,12 +188,12 @@ def mixtral(experts: str = "grouped_mm", number: int = 4) -> nn.Module:
 
 
 def copying_mixtral() -> nn.Module:
-    """Each route takes a copy of its expert's weights."""
+    """Each route copies its expert's weights."""
     return mixtral("batched_mm")
 
 
 def split_mixtral() -> nn.Module:
-    """So many experts that each is split."""
+    """The number of experts is odd, so that each expert is split."""
     return mixtral(number=3)
 
 

@@ -1,4 +1,4 @@
-"""Masks and tables that forward makes of shapes once and keeps, on real ranks; compared with one process."""
+"""Masks and tables that forward derives from shapes once and caches, on real ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X = torch.linspace(-1, 1, 8 * 6 * 8, dtype=torch.float64).view(8, 6, 8).sin()
 
 
 class Attention(nn.Module):
-    """A mask by length in a dict, positions in a table that grows, a rotation under the length that it is for."""
+    """Caches a mask by length in a dict, positions in a growing table, and rotations keyed by length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 def trained(preset: str) -> list[Any]:
-    """Two rounds of training and evaluation at two lengths: how far apart, traces of either round, warnings."""
+    """Two rounds of training and evaluation at two lengths: the difference, the traces in each round, the warnings."""
     traces, run, worst, counted = list[Attempt](), Attempt.run, 0.0, list[int]()
     counting = mock.patch.object(Attempt, "run", lambda self: traces.append(self) or run(self))
     with warnings.catch_warnings(record=True) as found, counting:

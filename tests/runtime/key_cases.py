@@ -1,4 +1,4 @@
-"""Calls whose arguments are alike but for what is easily overlooked, on real ranks; compared with one process."""
+"""Calls whose arguments differ only in subtle ways, on real ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch:
 
 
 class Nested(Net):
-    """Takes its rows in a list, in a dict, in a dataclass, or several at once."""
+    """Takes its rows in a list, in a dict, in a dataclass, or as several arguments."""
 
     def forward(self, *inputs: Any) -> torch.Tensor:  # type: ignore[override]
         taken = [v["x"][0] if isinstance(v, dict) else v.x if isinstance(v, Batch) else v for v in inputs]
@@ -35,7 +35,7 @@ class Nested(Net):
 
 
 def both(kind: type[nn.Module], preset: str, examples: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
-    """A planned model, and the same one without a plan."""
+    """A planned model, and the same model without a plan."""
     torch.manual_seed(3)
     alone = kind().double()
     torch.manual_seed(3)
@@ -44,8 +44,8 @@ def both(kind: type[nn.Module], preset: str, examples: dict[str, Any]) -> tuple[
 
 
 def nested_inputs_with_gradients(preset: str) -> dict[str, float]:
-    """They have none in the call that was planned: how far their gradients are from one process's, and how many graphs
-    there are in the end."""
+    """Nested inputs that need gradients, unlike those of the planned call: the difference of their gradients from one
+    process, and the number of graphs."""
     wraps: dict[str, Callable[[torch.Tensor], Any]] = {
         "dict": lambda x: {"x": [x]},
         "dataclass": Batch,
@@ -65,7 +65,7 @@ def nested_inputs_with_gradients(preset: str) -> dict[str, float]:
 
 
 class Asking(Net):
-    """Asks how its rows lie in memory."""
+    """Asks for the strides of its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         factor = 1 if x.is_contiguous() else 2 + (x.stride(0) == 1)
@@ -73,7 +73,7 @@ class Asking(Net):
 
 
 class Comparing(Net):
-    """Asks whether its two inputs are one, as attention does."""
+    """Asks whether its two inputs are the same tensor, as attention does."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(q + k) * (2 if q is k else 1)
@@ -87,14 +87,14 @@ class Signed(Net):
 
 
 class Indifferent(Net):
-    """Asks for none of it."""
+    """Asks for none of these."""
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return (self.up(x).view(-1, 2, 16).mean(1) - target).square().mean()
 
 
 def lying(count: int = 16) -> list[torch.Tensor]:
-    """The same rows contiguous, transposed, and with a gap behind each."""
+    """The same rows contiguous, transposed, and with a gap after each."""
     x = rows(count)
     return [x, x.t().contiguous().t(), torch.cat([x, x], 1)[:, :16]]
 
@@ -102,7 +102,7 @@ def lying(count: int = 16) -> list[torch.Tensor]:
 def called(
     kind: type[nn.Module], preset: str, calls: list[tuple[Any, ...]], inputs: str = "global"
 ) -> dict[str, float]:
-    """How far calls, each made twice in turn, are from one process, and how many graphs there are in the end."""
+    """The difference of calls, each made twice in turn, from one process, and the number of graphs."""
     names = list(inspect.signature(kind.forward).parameters)[1:]
     torch.manual_seed(3)
     alone = kind().double()
@@ -134,7 +134,7 @@ def signs(preset: str) -> list[dict[str, float]]:
 
 
 def not_asked_for(preset: str) -> list[dict[str, float]]:
-    """One graph is enough, whichever call comes first."""
+    """One graph serves all, whichever call comes first."""
     first, *others = lying()
     calls = [(first, first), (first, first + 1), *((x, first) for x in others), *((x, x) for x in others)]
     found = [called(Indifferent, preset, calls), called(Indifferent, preset, calls[::-1])]
@@ -143,7 +143,7 @@ def not_asked_for(preset: str) -> list[dict[str, float]]:
 
 
 def planned_in_another_mode() -> list[int]:
-    """How many graphs there are after each call where the first one in a mode is given one tensor twice."""
+    """The number of graphs after each call, where the first call in a mode is given one tensor twice."""
     x = rows(16)
     model, _ = both(Indifferent, "ddp", {"x": x, "target": x + 1})
     found = []

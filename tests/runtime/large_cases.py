@@ -1,4 +1,4 @@
-"""Models built on the meta device and given values on real ranks, beside what one process builds from the same seed."""
+"""Models built on the meta device and initialised on real ranks, against one process with the same seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Build = Callable[[], nn.Module]
 
 
 class Odd(nn.Module):
-    """Parameters and buffers of its own, filled by its constructor alone."""
+    """Has its own parameters and buffers, which only its constructor initialises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Odd(nn.Module):
 
 
 class Layers(nn.Module):
-    """Nothing but layers that can reset themselves."""
+    """Consists of layers that can all reset their parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def differing(model: nn.Module, alone: nn.Module) -> list[str]:
-    """Names of tensors that are not bit for bit the other model's."""
+    """Names of tensors that are not bit-identical in both models."""
     mine, right = tensors(model), tensors(alone)
     assert list(mine) == list(right)
     return [n for n in right if whole(mine[n]).dtype != right[n].dtype or not torch.equal(whole(mine[n]), right[n])]
@@ -122,7 +122,7 @@ def loss_of(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def as_one_process(name: str, preset: str) -> dict[str, Any]:
-    """Values, generator and loss after materialising, beside those of a model that was built as ever."""
+    """Values, generator and loss after materialising, against a model that was built on the CPU."""
     build, inputs = MODELS[name]
     model = on_meta(name, preset)
     was_on_meta = all(tensor.is_meta for tensor in tensors(model).values())
@@ -148,7 +148,7 @@ def as_one_process(name: str, preset: str) -> dict[str, Any]:
 
 
 def seeds_of_rank_zero() -> dict[str, Any]:
-    """Ranks that stand at different seeds all take rank 0's, and get their own back."""
+    """Ranks with different seeds all use rank 0's for initialisation, and then have their own again."""
     model = on_meta("llama")
     torch.manual_seed(11 + dist.get_rank())
     before = torch.get_rng_state()
@@ -159,7 +159,7 @@ def seeds_of_rank_zero() -> dict[str, Any]:
 
 
 def in_another_dtype() -> dict[str, Any]:
-    """Parameters are stored in the plan's dtype: those of the constructor, cast."""
+    """Parameters are stored in the plan's dtype: the constructor's values, cast."""
     model = on_meta("llama", precision="bf16")
     torch.manual_seed(11)
     autopar.materialise(model)
@@ -170,7 +170,7 @@ def in_another_dtype() -> dict[str, Any]:
 
 
 def filled_by_a_checkpoint() -> dict[str, Any]:
-    """A model from the meta device goes on where another was, without drawing numbers that nobody needs."""
+    """A model from the meta device resumes from a checkpoint, without drawing initial values."""
     saved, model = on_meta("odd", "fsdp"), on_meta("odd", "tp")
     autopar.materialise(saved, Odd)
     with tempfile.TemporaryDirectory() as own:
@@ -188,7 +188,7 @@ def filled_by_a_checkpoint() -> dict[str, Any]:
 
 
 def never_whole() -> dict[str, Any]:
-    """The most bytes of tensors that are alive at once, as a part of the model's; layers of equal size."""
+    """Peak bytes of live tensors as a fraction of the model's; all layers have equal size."""
 
     class Deep(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Gradients that wait for a pass which does not come to their parameters, and hooks of these: on real ranks."""
+"""Gradients that wait for a pass which does not reach their parameters, and hooks on these, on real ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 3
 
 
 class Tasks(nn.Module):
-    """A trunk with a head for each task."""
+    """A trunk with one head for each task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def rows(seed: int) -> torch.Tensor:
 
 
 def train(model: nn.Module, tasks: str, *, by_hand: bool) -> None:
-    """Steps of one micro-batch for each task, in turn; the gradients of all are clipped."""
+    """Steps of one micro-batch for each task in turn; all gradients together are clipped."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(STEPS):
         for number, task in enumerate(tasks):
@@ -64,7 +64,7 @@ def train(model: nn.Module, tasks: str, *, by_hand: bool) -> None:
 
 
 def in_turn(preset: str, tasks: str, how: str) -> float:
-    """The largest difference of a parameter from those of one process."""
+    """The largest difference of a parameter from one process."""
     alone, model = built(), planned(preset, 1 if how == "no_sync" else len(tasks))
     train(alone, tasks, by_hand=False)
     train(model, tasks, by_hand=how == "no_sync")
@@ -81,7 +81,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def halved_once(alone: nn.Module) -> None:
-    """Training in one process with gradients of some parameters halved, of the sums."""
+    """Train in one process, halving some parameters' accumulated gradients before each step."""
     optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
     for step in range(STEPS):
         for number, task in enumerate("ab"):
@@ -94,7 +94,7 @@ def halved_once(alone: nn.Module) -> None:
 
 
 def hooks(preset: str, when: str) -> dict[str, Any]:
-    """Hooks that halve the gradients of the trunk and of a head that is read in the first micro-batch alone."""
+    """Hooks that halve the gradients of the trunk, and of a head that only the first micro-batch reads."""
     alone, model, calls = built(), built(), []
 
     def halve(gradient: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ def hooks(preset: str, when: str) -> dict[str, Any]:
         hook(model)
     train(model, "ab", by_hand=True)
     told = list(calls)
-    if preset == "tp":  # what comes in parts is there in each pass, as in one process
+    if preset == "tp":  # sharded gradients are there after each pass, as in one process
         hook(alone)
         train(alone, "ab", by_hand=False)
     else:
@@ -128,9 +128,10 @@ def hooks(preset: str, when: str) -> dict[str, Any]:
 
 
 def hooks_beside_kept(preset: str) -> list[list[int]]:
-    """In which passes hooks behind a bias run, where gradients are never zeroed: with a penalty in the loss, without.
+    """The passes in which post-accumulate hooks of a bias run if gradients are never zeroed, without and with a penalty
+    in the loss.
 
-    Of every two passes the first leaves its gradients waiting; a penalty's are there at once.
+    The first of every two passes leaves its gradients waiting; the penalty's gradient arrives at once.
     """
     found = []
     for penalty in (0.0, 0.1):
@@ -147,7 +148,7 @@ def hooks_beside_kept(preset: str) -> list[list[int]]:
 
 
 def asked(preset: str, how: str) -> float:
-    """`autograd.grad` between passes whose gradients wait, and within one: what it gives, and what is summed."""
+    """`autograd.grad` between passes whose gradients wait, and within one: its results, and the summed gradients."""
     alone, model = built(), planned(preset, 1 if how == "no_sync" else 3)
     return max(
         (whole(a) - whole(b)).abs().max().item()
@@ -217,7 +218,7 @@ DROPS: dict[str, Callable[[nn.Module], Any]] = {
 
 
 def dropped(preset: str) -> dict[str, float]:
-    """Gradients where those of a pass before were dropped while they waited; the largest difference for each way."""
+    """Gradients after those of an earlier pass were dropped while waiting; the largest difference for each way."""
     model, found = planned(preset, 1), {}
     for way, drop in DROPS.items():
         alone = built()
@@ -234,7 +235,7 @@ def dropped(preset: str) -> dict[str, float]:
 
 
 def set_meanwhile() -> list[str]:
-    """What is said where `.grad` is set while gradients wait, and has those of earlier passes."""
+    """Errors where `.grad` is set while gradients wait, with and without gradients of earlier passes."""
     model = planned("fsdp", 1)
     weight = model.get_parameter("trunk.weight")
     told = []

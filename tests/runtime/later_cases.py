@@ -1,4 +1,4 @@
-"""Ranks whose model trains other parameters in later calls, and is evaluated: peaks beside what each plan predicts."""
+"""Ranks whose later calls train other parameters, or evaluate: measured peaks, and each plan's prediction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH, ROWS = 256, 8
 
 
 class Staged(nn.Module):
-    """A body that is trained first, then a head alone, then both; the head has a layer that is its own twice."""
+    """A body that is trained first, then a head alone, then both; the head applies one of its layers twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Staged(nn.Module):
 
 
 def peaks(preset: str, optimizer: str) -> dict[str, Any]:
-    """Of a step of each kind once all are known, and of a call without gradients."""
+    """Peaks of a step of each kind once all kinds are known, and of a call without gradients."""
     batch = {"x": torch.ones(ROWS, WIDTH)}
     model = autopar.autoparallelize(
         Staged(), {**batch, "of": "body"}, init_device_mesh("cpu", (2,)), constraints=preset, optimizer=optimizer
@@ -69,7 +69,7 @@ def peaks(preset: str, optimizer: str) -> dict[str, Any]:
 
 
 def warned() -> list[str]:
-    """What is said where a budget has room for the first kind of steps alone."""
+    """Warnings where a budget only has room for the first kind of step."""
     batch = {"x": torch.ones(ROWS, WIDTH)}
     mesh = init_device_mesh("cpu", (2,))
     needed = autopar.plan(Staged(), {**batch, "of": "body"}, mesh, constraints="ddp").predicted.peak_bytes
@@ -85,7 +85,7 @@ def warned() -> list[str]:
 
 
 class Skipping(nn.Module):
-    """In training it looks at its rows; otherwise it can be traced."""
+    """In training it reads values of its rows; otherwise it can be traced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Skipping(nn.Module):
 
 
 def leaf_in_training() -> float:
-    """A leaf that calls of another kind do not have: how far these are from one process."""
+    """A module that is a leaf in calls of one kind only: the difference of all calls from one process."""
     torch.manual_seed(0)
     alone, x = Skipping(), torch.ones(ROWS, WIDTH)
     model = Skipping()

@@ -1,7 +1,7 @@
-"""Real ranks for tests: one launch runs many cases, and nothing hangs.
+"""Starts real ranks for tests; one launch runs many cases, with a time limit.
 
-Cases are functions `case(mesh_size)` in the worker module; each rank runs all of them in order and reports
-one line for each: what it returned, or the error.
+Cases are functions in a dict `CASES` of the worker module. Each rank runs all of them in order, and reports for each
+what it returned, or its error.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def launch(
     environment: Mapping[str, str] | None = None,
     timeout_seconds: float = 300,
 ) -> list[dict[str, Any]]:
-    """Run `worker` (a file in this folder with a dict CASES) on `ranks` processes; each rank's results by case.
+    """Run `worker` (a file of this folder with a dict CASES) on `ranks` processes; returns each rank's results by case.
 
-    `cases`: those that run, or all.
-    Where the process group has a backend for GPUs or the other device (`tests/other_device`), these stand in for CPUs.
+    `cases`: the cases to run; None: all. If the process group has a backend for GPUs or the other device
+    (`tests/other_device`), that device replaces the CPU.
     """
     with tempfile.TemporaryDirectory() as folder:
         variables = {**(environment or {}), "CASES": "" if cases is None else json.dumps(list(cases))}
@@ -46,15 +46,15 @@ def launch(
 
 
 def selected(request: pytest.FixtureRequest, parameter: str = "case") -> list[Any]:
-    """The values of this parameter in those tests of the module that are to run: the others' cases need not."""
+    """The values of a parameter in the collected tests of this module, so that only their cases are run."""
     calls = [item.callspec for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     return list(dict.fromkeys(call.params[parameter] for call in calls if parameter in call.params))
 
 
 def needed(request: pytest.FixtureRequest, cases: Iterable[str], *parameters: str, of: Iterable[str]) -> list[str]:
-    """The cases without those of a grid (`of`) that no test is to run.
+    """The names of `cases`, except those of the grid `of` that no collected test needs.
 
-    A case of the grid is named by what these parameters of a test are, "-" between.
+    A case of the grid is named by the values of these parameters, joined by "-".
     """
     calls = [item.callspec for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     wanted = {"-".join(call.params[name] for name in parameters) for call in calls if {*parameters} <= {*call.params}}
@@ -63,7 +63,7 @@ def needed(request: pytest.FixtureRequest, cases: Iterable[str], *parameters: st
 
 
 def _run(folder: Path, worker: str, backends: str) -> None:
-    """One rank, in a process of its own."""
+    """Run one rank, in its own process."""
     mine = folder / f"rank{os.environ['RANK']}.json"
     warnings.filterwarnings("error", category=UserWarning, module=r"autopar\Z")
     if backends != "gloo":
@@ -88,7 +88,7 @@ def _run(folder: Path, worker: str, backends: str) -> None:
 
 
 def _cases(worker: str) -> Mapping[str, Any]:
-    """Those of a file of this folder, for as many ranks as there are."""
+    """The cases of a file of this folder for the number of ranks."""
     file = Path(__file__).with_name(worker)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
@@ -100,7 +100,7 @@ def _cases(worker: str) -> Mapping[str, Any]:
 
 
 def values(ranks: list[dict[str, Any]], case: str) -> list[Any]:
-    """What a case returned on each rank; fails where it raised."""
+    """What a case returned on each rank; fails if it raised an error."""
     for rank in ranks:
         assert "error" not in rank[case], rank[case]["traceback"]
     return [rank[case]["value"] for rank in ranks]

@@ -1,4 +1,4 @@
-"""Models with modules whose way depends on data, trained on real ranks under a plan and alone."""
+"""Models with modules whose path depends on data, trained on real ranks under a plan and in one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autopar.planning.leaf_requests import LeafWarning
 
 
 class Gate(nn.Module):
-    """A branch on the whole batch, a running mean in a buffer, and one that is bound anew."""
+    """Branches on the whole batch; updates one running mean in place, and reassigns another buffer."""
 
     seen: torch.Tensor
 
@@ -39,7 +39,7 @@ class Gate(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each row goes to the expert that the router likes best; how many rows that are, only data tell."""
+    """Each row goes to the expert with the highest score, so the number of rows of an expert depends on data."""
 
     def __init__(self, width: int, count: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Loop(nn.Module):
 
 
 class Replayed(Loop):
-    """What it does is checkpointed by its own code."""
+    """Its own code checkpoints its computation."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = checkpoint(super().forward, x, use_reentrant=False)
@@ -106,7 +106,7 @@ class Net(nn.Module):
 
 
 class Penalised(nn.Module):
-    """A method of the root picks rows by data, with a parameter and a running mean of its own."""
+    """A method of the root selects rows by data, with its own parameter and running mean."""
 
     seen: torch.Tensor
 
@@ -130,7 +130,7 @@ class Penalised(nn.Module):
 
 
 class Matcher(nn.Module):
-    """Which output is whose target: NumPy tells, of values that it takes for sizes."""
+    """Matches outputs to targets by NumPy, and requires nonnegative values, as it takes the targets for sizes."""
 
     @torch.no_grad()
     def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ class Matcher(nn.Module):
 
 
 class Criterion(nn.Module):
-    """It returns a dict of losses."""
+    """Returns a dict of losses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Criterion(nn.Module):
 
 
 def matched_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """With a criterion of its own: no module of the model is the op."""
+    """Creates its criterion in each call, so that no module of the model can be the leaf."""
     losses, weights = Criterion()(outputs, targets), {"far": 1.0, "near": 2.0}
     return sum((losses[name] * weights[name] for name in losses if name in weights), start=0.0)  # type: ignore[return-value]
 
@@ -167,7 +167,7 @@ class Matched(nn.Module):
 
 
 class Pieces(nn.Module):
-    """As many as there are lengths above 0."""
+    """Returns as many pieces as there are lengths above 0."""
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:
         return list(x.split([length for length in lengths.tolist() if length]))
@@ -183,7 +183,7 @@ class OfPieces(nn.Module):
 
 
 class Dropping(nn.Module):
-    """Random numbers inside a leaf."""
+    """Draws random numbers inside a leaf."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def trained(kind: str, *constraints: str, saving: bool = False) -> dict[str, Any]:
-    """Three steps: the largest difference of losses, of parameters and of buffers to one process."""
+    """Three training steps: the largest difference of losses, parameters and buffers from one process."""
     roots = {"function": Penalised, "criterion": Matched}
     model, mesh = (
         (roots[kind]() if kind in roots else Net(kind)).double(),
@@ -241,7 +241,7 @@ def trained(kind: str, *constraints: str, saving: bool = False) -> dict[str, Any
 
 
 class Packed(nn.Module):
-    """A recurrent layer on packed rows; without a total length they come back as long as the longest of them."""
+    """A recurrent layer on packed rows; without a total length the result is as long as the longest row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class OfPacked(nn.Module):
 
 
 def packed_rows() -> dict[str, Any]:
-    """The largest difference of losses and gradients to one process, and what is said of rows of another length."""
+    """The largest difference of losses and gradients from one process, and the error for rows of another length."""
     model, mesh = OfPacked().double(), init_device_mesh("cpu", (dist.get_world_size(),))
     alone = copy.deepcopy(model)
     x, lengths = torch.randn(8, 5, 16, dtype=torch.float64), torch.tensor([4, 2, 3, 1, 4, 2, 2, 1])
@@ -280,7 +280,7 @@ def packed_rows() -> dict[str, Any]:
 
 
 def other_pieces() -> list[str]:
-    """What is said where a leaf returns fewer tensors than it was traced with, and where it returns them."""
+    """The errors of calls in which a leaf returns as many tensors as it was traced with, and fewer."""
     model, mesh = OfPieces(), init_device_mesh("cpu", (dist.get_world_size(),))
     x, said = torch.randn(8, 16), []
     autopar.autoparallelize(model, {"x": x, "lengths": torch.tensor([4, 2, 2])}, mesh, constraints="leaf:pieces")
@@ -293,7 +293,7 @@ def other_pieces() -> list[str]:
 
 
 def equal_masks() -> float:
-    """The largest difference between ranks of what a leaf drops."""
+    """The largest difference between ranks of a leaf's result with dropout."""
     model, mesh = Dropping().double(), init_device_mesh("cpu", (dist.get_world_size(),))
     x = torch.ones(64, 16, dtype=torch.float64)
     constraints = ("leaf:leaf", "output:* = R")

@@ -1,4 +1,4 @@
-"""What losses of libraries do in forward, on real ranks: they exchange between ranks, and differentiate by inputs."""
+"""What losses of libraries do in forward, on real ranks: communicate between ranks, and differentiate by inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Centred(Net):
-    """As the teacher's outputs of DINO: their mean is one over all ranks, if there are several."""
+    """Centred outputs as in DINO's teacher: the mean is taken over all ranks, if there are several."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,12 +29,12 @@ class Centred(Net):
 
 
 def means_over_ranks(prepare: Prepare) -> list[torch.Tensor]:
-    """All ranks of the plain model have the same rows, and so the same mean."""
+    """All ranks of the plain model have the same rows, hence the same mean."""
     return trained(prepare, lambda model: model(ROWS), Centred)
 
 
 class Forces(nn.Module):
-    """Energies, whose derivatives by positions are in the loss."""
+    """Energies, and a loss with their derivatives by positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Pulled(Forces):
 
 
 class Pushed(Net):
-    """Derivatives along a direction, as mean flows have them."""
+    """Directional derivatives, as in mean flows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found, slope = torch.func.jvp(lambda y: self.down(torch.tanh(self.up(y))), (x,), (x.cos(),))
@@ -76,7 +76,7 @@ def derivatives_along(prepare: Prepare) -> list[torch.Tensor]:
 
 
 class Sparse(Net):
-    """As a layer of a graph network, whose adjacency is sparse."""
+    """A layer of a graph network with a sparse adjacency matrix."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.tanh(torch.spmm(x, self.up.weight.t()))).square().mean()

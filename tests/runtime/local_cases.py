@@ -1,4 +1,4 @@
-"""Ops on shards, each beside the same op unsplit: local code, layouts and arguments."""
+"""Ops on shards, each compared with the unsharded op: local code, layouts and arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Case:
-    """`op` on global `tensors` (filled in where `args` has `...`), which lie as `inputs`; outputs lie as `outputs`."""
+    """`op` on the global `tensors` (they replace `...` in `args`) in layouts `inputs`; results in `outputs`."""
 
     name: str
     local: str
@@ -24,10 +24,10 @@ class Case:
     outputs: tuple[str, ...]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    frozen: tuple[int, ...] = ()  # tensors that need no gradient
+    frozen: tuple[int, ...] = ()  # indices of tensors that need no gradient
 
     def arguments(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        """The positional arguments: `tensors` in the places of `...` (by default first), buffers copied."""
+        """The positional arguments: `tensors` in place of `...` (by default at the front); buffers are copied."""
         rest = iter(tensors)
         own = [next(rest) if a is ... else a.clone() if isinstance(a, torch.Tensor) else a for a in self.args]
         return (*rest, *own)
@@ -44,7 +44,7 @@ def labels(classes: int, *shape: int) -> torch.Tensor:
 
 
 def ignoring_unevenly(target: torch.Tensor, ignored: int = -100) -> torch.Tensor:
-    """Most of the first rank's labels are ignored, one of the last's."""
+    """Most labels of the first rank are ignored, and one of the last rank's."""
     target = target.clone()
     flat = target.view(-1)
     flat[: flat.numel() // 3] = ignored
@@ -62,7 +62,7 @@ def cases(mesh: tuple[int, ...]) -> Iterator[Case]:
 
 
 def _on(mesh: tuple[int, ...], first: str, second: str = "R") -> str:
-    """A layout with `first` on axis 0 and, where there is one, `second` on axis 1."""
+    """A layout with `first` on axis 0 and, if there is one, `second` on axis 1."""
     return first if len(mesh) == 1 else f"{first},{second}"
 
 
@@ -98,7 +98,8 @@ def _shapes(mesh: tuple[int, ...]) -> Iterator[Case]:
     yield Case("mean", "mean", torch.mean, (x,), (both,), (_on(mesh, "P", "P"),))
     if len(mesh) == 2:
         yield Case("mean of summands", "mean", torch.mean, (x,), ("S0,P",), ("P,P",))
-    tied, lines = numbers(8, 24).round().clamp(max=0), _on(mesh, "S1", "S0")  # zeros, unevenly over rows
+    # ties of zeros, distributed unevenly over the rows
+    tied, lines = numbers(8, 24).round().clamp(max=0), _on(mesh, "S1", "S0")
     yield Case("amax", "extremum", torch.amax, (tied,), (lines,), (_on(mesh, "R", "S0"),), (1,))
     yield Case("amax, dim kept", "extremum", torch.Tensor.amax, (tied,), (rows,), (_on(mesh, "R"),), (0, True))
     yield Case("min", "extremum", torch.Tensor.min, (-tied,), (both,), (_on(mesh, "R"),))
@@ -106,7 +107,7 @@ def _shapes(mesh: tuple[int, ...]) -> Iterator[Case]:
 
 
 def _embeddings(mesh: tuple[int, ...]) -> Iterator[Case]:
-    for vocabulary in (12, 7, 3):  # even, ragged, and fewer rows than four ranks
+    for vocabulary in (12, 7, 3):  # divisible, not divisible, and fewer rows than four ranks
         ids, weight = labels(vocabulary, 4, 3), numbers(vocabulary, 6)
         for second in ("R", "S0@2", "S1") if len(mesh) == 2 else ("R",):
             weights = _on(mesh, "S0", second)
@@ -225,7 +226,7 @@ def _attention(mesh: tuple[int, ...]) -> Iterator[Case]:
         {"enable_gqa": True},
     )
     seen = numbers(1, 1, 8, 8) > 0
-    seen[..., 2, :] = False  # a query that sees nothing
+    seen[..., 2, :] = False  # a query that attends to nothing
     whole = _on(mesh, "R")
     masked = (*heads, seen)
     yield Case("masked", "sdpa_dropout", attention, masked, (*(heads_only,) * 3, whole), (heads_only,))
@@ -234,7 +235,7 @@ def _attention(mesh: tuple[int, ...]) -> Iterator[Case]:
 
 
 def _causal(mesh: tuple[int, ...], heads: tuple[torch.Tensor, ...]) -> Iterator[Case]:
-    """Queries split over all axes: halves of even and odd length, single queries, and what no fused kernel takes."""
+    """Queries sharded over all axes: shards of even and odd length, single queries, and no fused kernel."""
     whole = _on(mesh, "R+", "R+")
     layouts = (_on(mesh, "S2", f"S2@{mesh[0]}"), whole, whole)
     odd = 3 * math.prod(mesh)

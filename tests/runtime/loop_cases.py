@@ -1,4 +1,4 @@
-"""What training loops do beside calling the model, each on real ranks; compared with the same loop in one process."""
+"""What training loops do besides calling the model, on real ranks, compared with the same loop in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import autopar
 
 
 class Net(nn.Module):
-    """Two layers, and a mean of what it saw that its forward binds anew at every call."""
+    """Two layers, and a running mean buffer that forward reassigns in every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,26 +43,27 @@ class Returning(Net):
 
 
 class Batched(Net):
-    """Layers under `torch.vmap`, where their gradients have to move as anywhere else."""
+    """Layers under `torch.vmap`, whose gradients must be communicated as elsewhere."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.vmap(lambda row: (self.down(torch.relu(self.up(row))) ** 2).sum())(x).mean()
 
 
 class Cubic(Net):
-    """With a parameter of three dims, and one that two ranks do not share evenly."""
+    """Has a parameter of three dims, and one that two ranks cannot share evenly."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cube, self.odd = nn.Parameter(torch.randn(6, 4, 8)), nn.Parameter(torch.randn(3, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.down(torch.relu(self.up(x)))  # squared below: Adafactor scales noise up to steps
+        # squared below, since Adafactor scales rounding noise up to whole steps
+        result = self.down(torch.relu(self.up(x)))
         return (result**2).mean() + (self.cube**2).mean() + (x[:, :4] @ self.odd.t()).square().mean()
 
 
 class Clamped(Net):
-    """Clamps and shrinks weights before it reads them, as Gemma 3n does, and averages some, as MoCo does."""
+    """Clamps and shrinks weights before reading them, as Gemma 3n does, and averages some, as MoCo does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Clamped(Net):
 
 
 class Counting(Net):
-    """Rows weighted by how many are of their kind, and by what those hold together."""
+    """Weights rows by the size of their class and by sums over it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = self.down(torch.relu(self.up(x)))
@@ -88,7 +89,7 @@ class Counting(Net):
 
 
 class Decorrelated(Net):
-    """Its hidden values are to vary, each by itself, as in VICReg and Barlow Twins; rows are weighted, too."""
+    """A loss on variances and covariances of hidden values, as in VICReg and Barlow Twins; rows are weighted, too."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.up(x)
@@ -131,7 +132,7 @@ def buffers_bound_anew(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def hooks_of_the_model(prepare: Prepare) -> list[torch.Tensor]:
-    """Made before and after planning, one that changes the result and one that needs its value."""
+    """Hooks registered before and after planning: one changes the result, one reads its value."""
     seen: list[float] = []
 
     def hooked(model: nn.Module) -> nn.Module:
@@ -146,7 +147,7 @@ def hooks_of_the_model(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def numbers_of_parameters(prepare: Prepare) -> list[torch.Tensor]:
-    """Norms, as loops log them and some optimizers use them."""
+    """Norms of parameters, as loops log them and some optimizers use them."""
 
     def loss(model: nn.Module) -> torch.Tensor:
         norms = sum(parameter.detach().norm().item() for parameter in model.parameters())
@@ -162,7 +163,8 @@ def penalty_in_the_loop(prepare: Prepare) -> list[torch.Tensor]:
 def weights_of_a_plain_model(prepare: Prepare) -> list[torch.Tensor]:
     def loaded(model: nn.Module) -> nn.Module:
         model = prepare(model)
-        torch.manual_seed(dist.get_rank() + 5 if isinstance(model.up.weight, DTensor) else 5)  # rank 0's count
+        # rank 0's numbers are used
+        torch.manual_seed(dist.get_rank() + 5 if isinstance(model.up.weight, DTensor) else 5)
         model.load_state_dict(Net().double().state_dict())
         return model
 
@@ -174,7 +176,7 @@ def dataclass_returned(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def adafactor(prepare: Prepare) -> list[torch.Tensor]:
-    """Beside torch's own, where parameters are plain; some have more than two dims."""
+    """Compared with torch's Adafactor on plain parameters; some have more than two dims."""
 
     def made(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         listed = list(parameters)
@@ -185,7 +187,7 @@ def adafactor(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def step_before_backward(prepare: Prepare) -> list[torch.Tensor]:
-    """Autograd refuses to go on with weights that forward did not have."""
+    """Autograd refuses backward after the weights that forward read have been changed."""
 
     def loss(model: nn.Module) -> torch.Tensor:
         found = model(ROWS)
@@ -196,7 +198,7 @@ def step_before_backward(prepare: Prepare) -> list[torch.Tensor]:
         except RuntimeError as error:
             if "in place" not in str(error) and "inplace" not in str(error):
                 raise
-            model.zero_grad()  # what is there by then depends on how ops are cut
+            model.zero_grad()  # the gradients made before the error depend on the plan
             return sum(whole(p).sum() for p in model.parameters())
         raise AssertionError("no error")
 
@@ -217,7 +219,7 @@ KINDS: tuple[Callable[[Prepare], list[torch.Tensor]], ...] = (
 
 
 def compared(kind: Callable[[Prepare], list[torch.Tensor]], preset: str) -> Callable[[], float]:
-    """A case: the largest difference between the loop of a planned model and that of a plain one, over all ranks."""
+    """A case: the largest difference over all ranks between the loop on a planned model and on a plain one."""
 
     def planned(model: nn.Module) -> nn.Module:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -240,7 +242,7 @@ def plainly(kind: type[nn.Module]) -> Callable[[Prepare], list[torch.Tensor]]:
 def in_presets(
     *kinds: Callable[[Prepare], list[torch.Tensor]], **others: Callable[[Prepare], list[torch.Tensor]]
 ) -> dict[str, Callable[[], Any]]:
-    """Each kind of loop under each preset, by its name."""
+    """Each kind of loop under each preset, by name."""
     named = {kind.__name__: kind for kind in kinds} | others
     return {f"{name}-{preset}": compared(kind, preset) for name, kind in named.items() for preset in PRESETS}
 

@@ -1,4 +1,4 @@
-"""A model whose loss stands outside, on real ranks: predictions without it, and what changes or trains in it."""
+"""A model with an outside loss, on real ranks: predictions without the loss, and losses that change or train."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from dtensor_support import DIFFERENTIATES_SCANS
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -21,7 +22,7 @@ ROWS, STEPS = 8, 3
 
 
 class Smoothed(nn.Module):
-    """Cross entropy, times a number."""
+    """Cross entropy multiplied by a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ def built(features: int = 3) -> nn.Module:
 
 
 def trained_and_evaluated(preset: str, inputs: str) -> float:
-    """The largest difference of a loss or a prediction from those of one process."""
+    """The largest difference of a loss or a prediction from one process."""
     seeds = torch.Generator().manual_seed(1)
     x = torch.randn(ROWS, 4, dtype=torch.float64, generator=seeds)
     target = torch.randint(0, 3, (ROWS,), generator=seeds)
@@ -65,7 +66,7 @@ def trained_and_evaluated(preset: str, inputs: str) -> float:
 
 
 def half_a_call() -> str:
-    """A loss that needs two things, of which one is given."""
+    """The error if a loss needs two arguments and one is given."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     examples = {"input": torch.zeros(ROWS, 4).double(), "target": torch.zeros(ROWS, 3), "weight": torch.ones(ROWS, 1)}
 
@@ -81,7 +82,7 @@ def half_a_call() -> str:
 
 
 class Weighted(nn.Module):
-    """A loss with weights of its own; `leaf`: it looks at what it is given, so that it cannot be traced."""
+    """A loss with its own weights; `leaf`: it reads values, so that it cannot be traced."""
 
     def __init__(self, leaf: bool) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class Weighted(nn.Module):
 
 
 def loss_trains(preset: str, leaf: bool) -> float:
-    """The largest difference of a loss or a weight of the loss from those of one process."""
+    """The largest difference of a loss, or of the loss's own weights, from one process."""
     seeds = torch.Generator().manual_seed(1)
     x = torch.randn(ROWS, 4, dtype=torch.float64, generator=seeds)
     target = torch.randint(0, 3, (ROWS,), generator=seeds)
@@ -126,7 +127,7 @@ OF_OUTPUTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def of_outputs(layout: str, name: str) -> float:
-    """The largest difference of a gradient from that of one process: a loss of the outputs of two planned models."""
+    """The largest difference of a gradient from one process, for a loss of two planned models' outputs."""
     mesh, x = init_device_mesh("cpu", (dist.get_world_size(),)), torch.randn(ROWS, 4, dtype=torch.float64)
     dist.broadcast(x, 0)
     examples: dict[str, torch.Tensor] = {"input": x}
@@ -152,17 +153,18 @@ OF_UNEVEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "norms summed": lambda a, b: torch.stack([a.norm(), b.norm()]).sum(),
     "norms of rows": lambda a, b: a.norm(dim=1).sum() + a.norm(dim=0).mean(),
     "distances": lambda a, b: F.pairwise_distance(a, b).sum(),
-    "last dim scanned": lambda a, b: (a.cumsum(-1).exp() * a.logcumsumexp(-2)).sum(),
     "all dims": lambda a, b: ((a - a.mean(dim=())) ** 2 + a.sum(dim=[], keepdim=True) * b.amax(dim=())).sum(),
     "norm of a product": lambda a, b: (a.T @ b).norm() + (a @ b.T).norm() + a.mean(0).norm(),
     "extremes": lambda a, b: a.max() * a.amax(0).sum() - a.min() * a.amin(dim=1, keepdim=True).sum() + b.abs().max(),
     "norms of extremes": lambda a, b: a.norm(inf) * a.norm(-inf) + a.norm(inf, dim=0).sum() + a.norm(inf, dim=1).sum(),
     "norms of lists": lambda a, b: a.sum() + sum(nn.utils.get_total_norm([a, b], order) for order in (inf, 1.0)),
 }
+if DIFFERENTIATES_SCANS:
+    OF_UNEVEN["last dim scanned"] = lambda a, b: (a.cumsum(-1).exp() * a.logcumsumexp(-2)).sum()
 
 
 def of_uneven(dim: int, name: str, *, rows: Sequence[int] = (5, 7)) -> float:
-    """The largest difference of a number, or its gradient, of two tensors of which ranks hold unlike parts."""
+    """The largest difference of a value or its gradient, for two tensors of which ranks hold parts of unequal size."""
     mesh, seeds = init_device_mesh("cpu", (dist.get_world_size(),)), torch.Generator().manual_seed(2)
     autopar.autoparallelize(built(4), {"input": torch.zeros(ROWS, 4).double()}, mesh)
     tensors = [torch.randn(*rows, dtype=torch.float64, generator=seeds) for _ in range(2)]

@@ -36,7 +36,7 @@ def trained(model: nn.Module, batch: torch.Tensor, **options: Any) -> list[dict[
                 model(batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-            other.step()  # no step of the model
+            other.step()  # a step of another model's optimizer
             with torch.no_grad():
                 model(batch)  # no training
     optimizer.step()
@@ -52,7 +52,7 @@ def words(inputs: str) -> list[dict[str, Any]]:
 
 
 def numbers() -> dict[str, Any]:
-    """Every second step; and a bound on the peak's deviation that nothing keeps."""
+    """Monitored figures of every second step, with a bound on the peak's deviation that is always exceeded."""
     mesh = init_device_mesh("cpu", (2,))
     model = autopar.autoparallelize(built().float(), {"x": rows().float()}, mesh, constraints="fsdp", micro_batches=2)
     with warnings.catch_warnings(record=True) as told:

@@ -1,4 +1,4 @@
-"""Cases on real ranks: how parameters and gradients move, by buckets, once a step, and under unusual backwards."""
+"""Communication of parameters and gradients on real ranks: by buckets, once a step, and in unusual backward passes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BUCKETS = {
 
 
 def in_buckets() -> dict[str, Any]:
-    """Parameters that the plan puts together move together: calls go down, bytes and results stay."""
+    """Parameters of one bucket are communicated together: fewer collectives, with the same bytes and results."""
     found = {}
     for style, buckets in BUCKETS.items():
         for name, options in (("", {}), ("+regather", {"regather": True})):
@@ -52,7 +52,7 @@ def in_buckets() -> dict[str, Any]:
 
 
 def gathers_over_two_axes() -> dict[str, Any]:
-    """What a forward begins and waits for, and its products, in their order: three buckets, two collectives each."""
+    """The order in which forward begins gathers, waits for them and runs products; three buckets of two collectives."""
     layout, log = Layout.parse("R+,R+"), list[str]()
     buckets = [
         Bucket(names, (layout,) * len(names))
@@ -75,7 +75,7 @@ def gathers_over_two_axes() -> dict[str, Any]:
 
     class Products(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):  # a bias is added by the product
+            if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):  # addmm adds the bias in the product
                 log.append("product")
             return func(*args, **(kwargs or {}))
 
@@ -85,14 +85,14 @@ def gathers_over_two_axes() -> dict[str, Any]:
 
 
 def reductions(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
-    """How many collectives a forward and backward run; the loss's one apart."""
+    """Number of collectives in a forward and backward, without that of the loss."""
     with CollectiveCounter(mesh_of((2,))) as counter:
         model(**inputs).backward()
     return counter.calls.total() - 1
 
 
 def accumulation() -> dict[str, Any]:
-    """Backwards before a step, the first ones in `no_sync` or by the plan's count: gradients move in the last."""
+    """Several backward passes before a step: gradients are reduced in the last, by `no_sync` or the plan's count."""
     moved, errors = {}, []
     for how, micro_batches in (("no_sync", 1), ("counted", 3)):
         alone = reference()
@@ -113,7 +113,7 @@ def accumulation() -> dict[str, Any]:
 
 
 def accumulation_over_shapes() -> float:
-    """Micro-batches of another shape are another graph: what waits from one is reduced with the other."""
+    """Micro-batches of another shape have another graph: gradients waiting from one are reduced with the other's."""
     alone, small = reference(), {k: v[:4] for k, v in batch(1).items()}
 
     def replan(called: nn.Module, args: Any, kwargs: Any, storage: Mapping[str, Layout], *_: Any) -> Any:
@@ -137,7 +137,7 @@ def gradient_error(model: nn.Module, alone: nn.Module) -> float:
 
 
 def steps_too_early() -> dict[str, str]:
-    """An optimizer that would miss gradients; dropped ones are no gradients."""
+    """Errors of an optimizer step that would miss waiting gradients; dropped gradients do not count."""
     model, *_ = applied((2,), ("dp",), micro_batches=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = {}
@@ -153,7 +153,7 @@ def steps_too_early() -> dict[str, str]:
 
 
 def zeroed_between() -> dict[str, float]:
-    """`zero_grad` after a backward whose gradients still wait: what comes then is all there is, as on one process."""
+    """`zero_grad` while gradients of a backward still wait drops these, as in one process."""
     found = {}
     for how, micro_batches in (("no_sync", 1), ("counted", 2)):
         for who in ("optimizer", "optimizer, zeros", "model", "of some"):
@@ -169,14 +169,14 @@ def zeroed_between() -> dict[str, float]:
                 else:
                     optimizer.zero_grad(set_to_none=who != "optimizer, zeros")
                 if how == "counted" and who != "of some" and trained is model:
-                    (0.0 * trained(**batch(2))).backward()  # the plan counts its two backwards from the zeroing
+                    (0.0 * trained(**batch(2))).backward()  # the plan counts its two backward passes from the zeroing
                 trained(**batch(1)).backward()
             found[f"{how}: {who}"] = gradient_error(model, alone)
     return found
 
 
 def closures() -> dict[str, Any]:
-    """A step whose closure makes the last backward has all gradients; one whose closure lacks some is refused."""
+    """A step whose closure runs the last backward has all gradients; others are refused."""
     alone, found = reference(), {}
     model, *_ = applied((2,), ("dp",), buckets=BUCKETS["dp"], micro_batches=2)
     for trained in (alone, model):
@@ -193,7 +193,7 @@ def closures() -> dict[str, Any]:
 
 
 def unusual_backwards() -> dict[str, float]:
-    """One graph twice, two calls in one backward, gradients of some parameters alone, and of all behind these."""
+    """One graph's backward twice, two calls in one backward, some parameters' gradients, then all in the same graph."""
     found = {}
     for style, options in (("dp", {}), ("fsdp", {"regather": True}), ("fsdp", {"recompute": SEGMENT})):
         alone = reference()
@@ -208,7 +208,7 @@ def unusual_backwards() -> dict[str, float]:
         [want] = torch.autograd.grad(alone(**batch(0)), [alone.down.weight])
         [got] = torch.autograd.grad(model(**batch(0)), [model.down.weight])
         found[f"{name} one"] = (got.full_tensor() - want).abs().max().item()
-        for trained in (alone, model):  # a loss is weighted by what its gradient is at one layer
+        for trained in (alone, model):  # the plan takes the weight of a loss from its gradient at one layer
             trained.zero_grad()
             loss = trained(**batch(3))
             torch.autograd.grad(loss, [trained.head.weight, trained.up.weight], retain_graph=True)
@@ -219,8 +219,8 @@ def unusual_backwards() -> dict[str, float]:
 
 
 def dropped_calls() -> dict[str, int]:
-    """Calls of which some have no backward, and others one that keeps their graph: how many are alive then. And of
-    losses that the loop keeps: how many gradients that have arrived are."""
+    """Number of live communication objects after calls without backward and calls that keep their graph; and of live
+    flights (arrived gradients) while the loop keeps the losses."""
     found = {}
     for style, options in (("dp", {}), ("fsdp", {"regather": True}), ("fsdp", {"recompute": SEGMENT})):
         model, *_ = applied((2,), (style,), buckets=[] if "recompute" in options else BUCKETS[style], **options)
@@ -238,7 +238,7 @@ def dropped_calls() -> dict[str, int]:
 
 
 def compiled() -> dict[str, float]:
-    """`torch.compile` of a planned model, with the graph breaks that it needs."""
+    """`torch.compile` of a planned model, allowing graph breaks."""
     alone, found = reference(), {}
     alone(**batch(0)).backward()
     for style in ("dp", "fsdp"):
@@ -250,7 +250,7 @@ def compiled() -> dict[str, float]:
 
 
 def step_left_out() -> dict[str, Any]:
-    """A gradient that is not finite in one rank's part alone: all ranks leave the step out, as one process would."""
+    """With a NaN in one rank's shard of a gradient only, all ranks skip the step, as one process would."""
     alone, found = reference(), []
     model, *_ = applied((2,), ("fsdp",), buckets=BUCKETS["fsdp"])
     optimizers = [torch.optim.AdamW(trained.parameters(), lr=1e-2) for trained in (alone, model)]

@@ -1,4 +1,4 @@
-"""Ranks that call planned models without gradients, after a step: what comes out, beside one process."""
+"""Ranks that call planned models without gradients, after a step: the results, against one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import autopar
 
 
 class Dropping(nn.Module):
-    """Blocks that end in a dropout, which `eval()` leaves out of the graph."""
+    """Blocks that end in a dropout, which is not in the graph after `eval()`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Dropping(nn.Module):
 
 
 class Plain(nn.Module):
-    """Two layers whose weights and biases move back in different ways on two axes, and forward in one."""
+    """Two layers whose weights and biases are reduced in different ways on two axes, and gathered in one way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Plain(nn.Module):
 
 
 def apart(build: Callable[[], nn.Module], mesh: tuple[int, ...], constraints: Any) -> float:
-    """The largest difference of losses without gradients, for the batch of the trace and another one."""
+    """The largest difference of losses without gradients, for the traced batch size and another one."""
     torch.manual_seed(0)
     alone = build().double()
     batches = [torch.randn(rows, 16, dtype=torch.float64) for rows in (8, 4)]

@@ -1,4 +1,4 @@
-"""An op of PyTorch's test database as a model: some of its tensors are parameters, and it ends in a loss."""
+"""An op of PyTorch's test database as a model: some of its tensors are parameters, and the result is a loss."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-NO_PARAMETERS = 3  # of the turns: else 0 or 1, every other floating tensor is one, or 2, all are
-DTYPES = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.bool)  # the first that an op takes
+NO_PARAMETERS = 3  # values of `turn`; otherwise every other floating tensor (0 or 1) or each one (2) is a parameter
+# the first dtype that an op supports is used
+DTYPES = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.bool)
 COMPLEX = (torch.complex128, torch.complex64)
 
 
 class OneOp(nn.Module):
-    """A function of tensors, of which some are parameters, and a loss of all that it returns."""
+    """A function of tensors, some of which are parameters, and a loss of all that it returns."""
 
     def __init__(self, function: Any, given: Any, finish: Any, turn: int) -> None:
         super().__init__()
@@ -67,13 +68,13 @@ class OneOp(nn.Module):
 
 
 class Name(str):
-    """Stands for a tensor among an op's arguments."""
+    """A placeholder for a tensor among an op's arguments."""
 
     __slots__ = ()
 
 
 def eager(model: OneOp) -> list[torch.Tensor]:
-    """The loss and the gradients; the model is as it was."""
+    """The loss and the gradients; leaves the model unchanged."""
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     loss = model(**model.inputs)
     found = [loss.detach()] if isinstance(loss, torch.Tensor) else []
@@ -89,8 +90,8 @@ def eager(model: OneOp) -> list[torch.Tensor]:
 
 @functools.cache
 def database() -> tuple[Sequence[Any], Any]:
-    """The ops, and the module whose S, M and L are the sizes of most samples."""
-    stands_in = importlib.util.find_spec("expecttest") is None  # torch's tests need it, the database does not
+    """The list of ops, and the module whose S, M and L determine the sizes of most samples."""
+    stands_in = importlib.util.find_spec("expecttest") is None  # only torch's own tests need expecttest
     if stands_in:
         made: Any = types.ModuleType("expecttest")
         made.TestCase = unittest.TestCase
@@ -100,7 +101,8 @@ def database() -> tuple[Sequence[Any], Any]:
         from torch.testing._internal import common_methods_invocations as database
     if stands_in:
         del sys.modules["expecttest"]
-    database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # which hides draws
+    # the original sets a seed, which hides random draws
+    database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     return database.op_db, database
 
 
@@ -117,7 +119,7 @@ def sized(module: Any, sizes: dict[str, int]) -> Iterator[None]:
 
 
 def samples(op: Any, most: int, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[tuple[int, Any]]:
-    """So many of an op's samples, from first to last at equal distances."""
+    """At most `most` of an op's samples, evenly spaced from first to last."""
     taken = op.supported_dtypes("cpu")
     dtype = next(d for d in dtypes if d in taken)
     torch.manual_seed(0)
@@ -129,7 +131,7 @@ def samples(op: Any, most: int, dtypes: Sequence[torch.dtype] = DTYPES) -> Itera
 
 
 def function_of(op: Any, form: str) -> Any:
-    """The op as a function, as a method, or writing into a copy of its input; None where it has no such form."""
+    """The op as a function, as a method, or in place on a copy of its input; None if it has no such form."""
     if form == "method":
         return op.method_variant
     if form == "in place" and op.inplace_variant is not None:

@@ -1,9 +1,9 @@
-"""Each op of PyTorch's own test database, on its own samples, under random plans; against eager mode.
+"""Each op of PyTorch's own test database, on its own samples, under random plans, compared with eager mode.
 
-`torch.testing._internal` lists some seven hundred functions, each with samples that its writers thought of: sizes that
-nothing divides, none at all, dims and arguments in every spelling. Nobody here chose them.
+`torch.testing._internal` lists some seven hundred functions with samples chosen by torch's developers: sizes that no
+mesh divides, empty tensors, dims and arguments in every form.
 
-`python tests/runtime/opinfo_sweep.py [WORD ...]` sweeps the ops whose name has one of these words, or all.
+`python tests/runtime/opinfo_sweep.py [WORD ...]` sweeps the ops whose name contains one of the words, or all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SKIPPED = {
 
 
 class Outcome(NamedTuple):
-    """`kind`: passed, skipped, refused (a clear error), wrong or crashed; `told`: why."""
+    """`kind`: passed, skipped, refused (a clear error), wrong or crashed; `told`: the reason."""
 
     op: str
     sample: str
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 def swept(
     op: Any, most: int, seeds: int, sizes: str, *, form: str = "function", dtypes: Sequence[torch.dtype] = DTYPES
 ) -> Iterator[Outcome]:
-    """What became of each sample under each plan."""
+    """The outcome of each sample under each plan."""
     name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
     for reason, names in SKIPPED.items():
         if op.name in names.split():
@@ -69,7 +69,7 @@ def swept(
         return
     try:
         drawn = list(samples(op, most, dtypes))
-    except Exception as error:  # samples for other devices only, or for S as it is
+    except Exception as error:  # samples for other devices only, or that fail with another S
         yield Outcome(name, "", "", "skipped", f"no samples: {type(error).__name__}")
         return
     for number, sample in drawn:
@@ -91,7 +91,7 @@ def _of_sample(function: Any, sample: Any, number: int, seeds: int) -> Iterator[
 
 
 def modules_swept(most: int, seeds: int) -> Iterator[Outcome]:
-    """The same of the database of modules, in training."""
+    """The same for the database of modules, in training mode."""
     database()
     from torch.testing._internal.common_modules import module_db
 
@@ -123,7 +123,7 @@ def _under_plans(build: Callable[[int], OneOp], turns: Sequence[int], given: Any
             model = build(turn)
             twice = [eager(model) for _ in range(2)]
             break
-        except Exception as error:  # torch's own: not all arguments have gradients
+        except Exception as error:  # torch's own error: not all arguments have gradients
             told = f"eager mode: {type(error).__name__}"
     else:
         yield Outcome("", shown, "", "skipped", told)
@@ -190,7 +190,7 @@ def _shown(given: Any) -> str:
 
 
 def main() -> None:
-    """Sweep in this process; what failed, and how many of what there were."""
+    """Sweep in this process; print the failures and the number of outcomes."""
     words, counts = sys.argv[1:], Counter[str]()
     torch.set_num_threads(1)
     ops, module = database()

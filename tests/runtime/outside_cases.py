@@ -1,4 +1,4 @@
-"""What loops do with a part of a planned model, or beside it: on real ranks."""
+"""What loops do with parts of a planned model, or with tensors beside it, on real ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import autopar
 
 
 def submodule_loaded() -> float:
-    """Plain tensors, read into one layer."""
+    """One layer loads a state dict of plain tensors."""
     model = planned("fsdp")
     state = {
         name: torch.full(value.shape, 0.1, dtype=value.dtype)
@@ -33,7 +33,7 @@ def submodule_loaded() -> float:
 
 
 class Headed(nn.Module):
-    """A head that shares a weight with the body."""
+    """A head outside the planned body shares a weight with it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Headed(nn.Module):
 
 
 def tied_outside() -> list[str]:
-    """What the first call of a planned body says, and once the head shares the new weight."""
+    """The error of the first call of a planned body, and of a call after the head shares the new weight."""
     model = Headed()
     model.body = planned("fsdp", model.body)
     told = refusal(lambda: model.body(ROWS))
@@ -52,7 +52,7 @@ def tied_outside() -> list[str]:
 
 
 def formatted() -> list[str]:
-    """A norm of clipped gradients as loops log it."""
+    """The norm of clipped gradients, formatted as loops log it."""
     model = planned("fsdp")
     model(ROWS).backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
@@ -61,7 +61,7 @@ def formatted() -> list[str]:
 
 
 def compared() -> list[bool]:
-    """`torch.equal` and `torch.allclose` of tensors that lie otherwise, are plain, or are others on one rank."""
+    """`torch.equal` and `torch.allclose` with tensors of another layout, plain ones, and some that differ by rank."""
     mesh, whole = init_device_mesh("cpu", (2,)), torch.arange(35.0).view(7, 5)
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 5))
     model[0].weight.data = whole.clone()
@@ -81,14 +81,14 @@ def compared() -> list[bool]:
 
 
 class Given(torch.optim.SGD):
-    """Whose step takes more than torch's, and returns it."""
+    """An optimizer whose step takes more arguments than torch's, and returns them."""
 
     def step(self, first: Any = None, *others: Any, **named: Any) -> Any:  # type: ignore[override]
         return first, others, named
 
 
 def given_to_steps() -> dict[str, list[bool]]:
-    """Whether steps get what they are given: of an optimizer without planned parameters, and of one with them."""
+    """Whether steps get their arguments: for an optimizer without planned parameters, and for one with them."""
     model, loss = planned("ddp"), torch.ones(1)
     optimizers = Given([nn.Parameter(loss)], lr=0.1), Given(model.parameters(), lr=0.1)
     layer = model.get_submodule("up")
@@ -103,7 +103,7 @@ def given_to_steps() -> dict[str, list[bool]]:
 
 
 def early_steps() -> list[str]:
-    """What steps say while gradients wait: without a closure, and with one whose gradients wait or move."""
+    """Errors of steps while gradients wait: without a closure, and with closures that leave them waiting or not."""
     model = planned("fsdp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -123,7 +123,7 @@ def early_steps() -> list[str]:
 
 
 def given_values(preset: str) -> list[str]:
-    """Which tensors of a loop are others than before they were loaded or assigned, where each rank has its own."""
+    """Each rank loads or assigns its own values: the names of the loop's own tensors that this has changed."""
     model, own = planned(preset), float(dist.get_rank() + 1)
 
     def filled(like: nn.Module) -> dict[str, torch.Tensor]:
@@ -150,7 +150,7 @@ def given_values(preset: str) -> list[str]:
 
 
 def saved_gradients(preset: str) -> list[str]:
-    """Of which parameters more is written, or copied, than the gradient: those of a layer lie in one memory."""
+    """The parameters whose gradient saves or copies more bytes than its own: a layer's gradients share one storage."""
     model = planned(preset)
     model(ROWS).backward()
 

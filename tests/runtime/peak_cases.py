@@ -1,4 +1,4 @@
-"""Ranks that train small language models: the peaks of steps, beside what the plan predicted."""
+"""Ranks that train small language models: measured peaks of steps, and the prediction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS, LENGTH = 256, 32
 
 
 def gpt2(layers: int) -> nn.Module:
-    """Tied, and wide beside its batch: parameters and their gradients make the peak."""
+    """Tied and wide with a small batch: parameters and their gradients make the peak."""
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_positions=LENGTH, n_embd=128, n_layer=layers, n_head=4, bos_token_id=1, eos_token_id=2,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
@@ -34,7 +34,7 @@ def gpt2(layers: int) -> nn.Module:
 
 
 def llama(layers: int) -> nn.Module:
-    """Untied, and narrow: activations make the peak, with the weights that are gathered again beside them."""
+    """Untied and narrow: activations make the peak, together with regathered weights."""
     config = transformers.LlamaConfig(
         vocab_size=WORDS, hidden_size=64, intermediate_size=172, num_hidden_layers=layers, num_attention_heads=4,
         max_position_embeddings=LENGTH,
@@ -71,7 +71,7 @@ def peaks(name: str, layers: int, preset: str) -> dict[str, Any]:
 
 
 def peaks_of_words(bucket_bytes: int, shape: tuple[int, ...] = (2,), preset: str = "fsdp") -> dict[str, Any]:
-    """Where buckets are so small beside weights, as those of 64 MiB are beside the embeddings of large models."""
+    """Buckets that are as small relative to the weights as 64 MiB are to the embeddings of large models."""
     batch = {"ids": torch.randint(4096, (16, 4))}
     with mock.patch.object(bucket_size, "BUCKET_BYTES", bucket_bytes):
         mesh = init_device_mesh("cpu", shape)
@@ -91,12 +91,12 @@ def measured(
     loss_of: Callable[[Any], torch.Tensor] = loss_of,
 ) -> dict[str, Any]:
     def step() -> None:
-        output = model(**batch)  # held meanwhile, as in most training loops
+        output = model(**batch)  # held until the next step, as in most training loops
         loss_of(output).backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    step()  # the optimizer makes its state
+    step()  # makes the optimizer states
     found = []
     for _ in range(STEPS):
         memory = PeakMemory(torch.device("cpu"))
@@ -114,7 +114,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         for preset in PRESETS
     }
     | {f"words, {size >> 10} KiB": functools.partial(peaks_of_words, size) for size in (64 << 20, 1 << 20, 256 << 10)},
-    4: {  # of a weight larger than a bucket, what one rank has of it
+    4: {  # one rank's shard of a weight larger than a bucket
         f"words, {size >> 10} KiB, {preset}": functools.partial(peaks_of_words, size, (2, 2), preset)
         for size in (64 << 20, 256 << 10)
         for preset in ("fsdp+tp", "hsdp")

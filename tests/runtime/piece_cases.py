@@ -1,4 +1,4 @@
-"""The pieces of a tensor on real ranks, beside where DTensor puts them."""
+"""Positions of a tensor's shards on real ranks, compared with DTensor's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from autopar.runtime.weights import gathering
 
 
 def pieces_of_any_layout() -> list[str]:
-    """Where pieces lie in the whole, and the whole from its pieces, however it lies; in blocks of a row or two."""
+    """Shards cut by their positions equal DTensor's, and the whole tensor is gathered from them in any layout; blocks
+    of 256 bytes are a row or two."""
     mesh, wrong = init_device_mesh("cpu", (2, 2)), []
     gathering.BLOCK_BYTES = 256
     choices = [Replicate(), *(Shard(dim) for dim in range(3))]

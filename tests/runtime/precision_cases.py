@@ -1,7 +1,8 @@
-"""Loss scaling, and the dtype in which gradients are summed, on real ranks."""
+"""Loss scaling, and the dtype in which gradients are reduced, on real ranks."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +19,12 @@ import autopar
 
 PRESETS = ("ddp", "fsdp", "tp")
 HALF = autopar.Precision(compute=torch.float16, reduction=torch.float32)
-STEPS, OVERFLOWS, SPOILT = 6, 2, 4  # the step whose sums overflow, and the one in which one rank's gradient is spoilt
+# `OVERFLOWS`: the step whose sums overflow; `SPOILT`: the step in which one rank's gradient gets an infinity
+STEPS, OVERFLOWS, SPOILT = 6, 2, 4
 
 
 class Net(nn.Module):
-    """A mean over the batch, of squares in float32. The first parameter is a number: no plan splits it."""
+    """A mean over the batch of squares in float32. The first parameter is a scalar, which no plan shards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +36,7 @@ class Net(nn.Module):
 
 
 class Cast(Net):
-    """The same under autocast, which the trace sees."""
+    """The same under autocast, which the trace records."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -47,7 +49,7 @@ def built(kind: type[Net] = Net) -> Net:
 
 
 def rows(step: int) -> torch.Tensor:
-    """Those of the last rank alone overflow."""
+    """Rows of which only the last rank's overflow."""
     made = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
     if step == OVERFLOWS:
         made[4:] *= 300
@@ -64,7 +66,7 @@ def planned(preset: str, kind: type[Net] = Net, **options: Any) -> nn.Module:
 
 
 def scaled(model: nn.Module, x: Callable[[int], torch.Tensor]) -> dict[str, Any]:
-    """Train with a scaler; the scales, and the steps that changed nothing."""
+    """Train with a gradient scaler: the scales, and the steps that changed no parameter."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**13, growth_interval=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scales, skipped = [], []
@@ -85,7 +87,7 @@ def scaled(model: nn.Module, x: Callable[[int], torch.Tensor]) -> dict[str, Any]
 
 
 def spoil(model: nn.Module) -> None:
-    """An infinity in a gradient: of the last rank alone where ranks hold parts of it, as copies are the same."""
+    """Put an infinity into a gradient: on the last rank alone if it is sharded, since replicas are equal."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     split = [g for g in gradients if isinstance(g, DTensor) and any(p.is_shard() for p in g.placements)]
     if not split or dist.get_rank() == dist.get_world_size() - 1:
@@ -104,7 +106,7 @@ def scaler(preset: str) -> dict[str, Any]:
 
 
 class Halved(nn.Module):
-    """One process whose parameters are cast where they are used, as the plan does."""
+    """A model in one process that casts parameters where they are used, as the plan does."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ class Halved(nn.Module):
 
 
 class Reduced(TorchDispatchMode):
-    """The dtypes of sums over ranks of more than one number."""
+    """Records the dtypes of reductions over ranks of more than one element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +135,7 @@ class Reduced(TorchDispatchMode):
 def reduction(preset: str, dtype: torch.dtype) -> list[str]:
     precision = autopar.Precision(compute=torch.bfloat16, reduction=dtype)
     model = planned(preset, precision=precision)
-    model(rows(0))  # what is agreed on once
+    model(rows(0))  # checks that are made only once
     loss = model(rows(0))
     with Reduced() as reduced:
         loss.backward()
@@ -151,6 +153,35 @@ def autocast(preset: str) -> float:
     return worst.item()
 
 
+class Norms(nn.Module):
+    """Norms with running statistics in a model that is read in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.batch = nn.Conv1d(2, 8, 3, bias=False), nn.BatchNorm1d(8)
+        self.each = nn.InstanceNorm1d(8, affine=True, track_running_stats=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.up(x.view(len(x), 2, 8))
+        return self.batch(x).tanh() * self.each(x).sigmoid()
+
+
+def norms(preset: str) -> list[float]:
+    """By how much outputs (in training and in evaluation), gradients and statistics in bfloat16 are off the largest."""
+    torch.manual_seed(3)
+    alone, x = Norms(), rows(0)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = autopar.autoparallelize(
+        copy.deepcopy(alone), {"x": x}, mesh, precision="bf16", constraints=(preset, "output:* = R")
+    )
+    found: list[list[torch.Tensor]] = []
+    for one in (model, alone):
+        output = one(x)
+        (output * x[:, None, :6]).sum().backward()
+        found.append([output, *(whole(p.grad) for p in one.parameters()), *one.buffers(), one.eval()(x)])
+    return [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(*found, strict=True)]
+
+
 def _pairs(model: nn.Module, alone: nn.Module) -> Any:
     return zip(model.parameters(), alone.parameters(), strict=True)
 
@@ -159,6 +190,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"scaler-{preset}": functools.partial(scaler, preset) for preset in PRESETS}
     | {f"autocast-{preset}": functools.partial(autocast, preset) for preset in PRESETS}
+    | {f"norms-{preset}": functools.partial(norms, preset) for preset in PRESETS}
     | {
         f"{name}-{preset}": functools.partial(reduction, preset, dtype)
         for name, dtype in DTYPES.items()

@@ -1,6 +1,6 @@
-"""Parameters that ranks do not share evenly, on real ranks: worker of `test_ragged_on_ranks`.
+"""Parameters that ranks cannot share evenly, on real ranks: worker of `test_ragged_on_ranks`.
 
-Ranks that went by the sizes of their own parts would begin the collectives of different buckets.
+If each rank decided by the sizes of its own shards, ranks would begin the collectives of different buckets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Odd(nn.Module):
 
 
 def differs(scheme: str) -> float:
-    """The most by which losses or parameters of some models of odd sizes are off those of one process."""
+    """The largest difference of losses or parameters of several models of odd sizes from one process."""
     draw, most = random.Random(len(scheme)), 0.0
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2) if "+" in scheme else (dist.get_world_size(),))
     for _ in range(MANY):

@@ -1,4 +1,4 @@
-"""Ranks that run plans drawn at random: for each op any of its strategies, anywhere segments, any storage."""
+"""Ranks that run random plans: random strategies for all ops, random segments and random storage."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ STEPS = 2
 def random_plan(
     graph: fx.Graph, root: nn.Module, mesh_shape: tuple[int, ...], draw: random.Random, *, split: str = ""
 ) -> Plan:
-    """Any plan that the rules allow; with `split`, one in which ops that can split this factor do so, on as many axes
-    as follow it ("t+e 2"; default 1) or more."""
+    """A random valid plan. `split` names a factor and a number of axes ("t+e 2", default 1): ops that can split this
+    factor on at least that many axes do so."""
     wanted, _, axes = split.partition(" ")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an op without a rule is replicated, and says so
+        warnings.simplefilter("ignore")  # warnings of ops without a rule, which are replicated
         strategies = strategies_for(graph, mesh_shape)
     trainable = {name: p.requires_grad for name, p in root.named_parameters()}
     plainness = draw.choice((0.0, 0.3, 0.7))
@@ -88,7 +88,7 @@ def random_plan(
 
 
 def _segments(graph: fx.Graph, draw: random.Random) -> tuple[Segment, ...]:
-    """Up to three stretches of the graph."""
+    """Up to three disjoint ranges of the graph."""
     inner = [i for i, node in enumerate(graph.nodes) if node.op not in ("placeholder", "output")]
     cuts = sorted(draw.sample(inner, min(2 * draw.choice((0, 1, 3)), len(inner) // 2 * 2)))
     spans = [(a, b - 1) for a, b in zip(cuts[::2], cuts[1::2], strict=True) if a < b]
@@ -119,7 +119,7 @@ def alone(name: str) -> tuple[list[float], dict[str, torch.Tensor]]:
 
 
 def equals_one_process(name: str, shape: tuple[int, ...], seeds: range) -> dict[str, float]:
-    """The largest deviation from one process of losses, parameters and buffers, for each seed."""
+    """The largest deviation of losses, parameters and buffers from one process, for each seed."""
     found = {}
     with Promotion():
         losses_alone, state_alone = alone(name)

@@ -1,4 +1,4 @@
-"""Cases that run on real ranks (see launch.py); each returns figures for the tests to judge."""
+"""Cases that run on real ranks (see launch.py); each returns figures that the tests check."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def local_inputs() -> float:
 
 
 def sharded_output() -> dict[str, Any]:
-    """A model that returns its prediction: a DTensor, through which gradients flow."""
+    """A model that returns its prediction, a DTensor, through which gradients flow."""
     alone = reference()
     torch.manual_seed(0)
     model = Net().double()
@@ -122,7 +122,7 @@ def sharded_output() -> dict[str, Any]:
 
 
 def mixed_precision() -> dict[str, Any]:
-    """bfloat16 compute over float32 parameters; gradients are summed over the ranks in float32."""
+    """bfloat16 compute with float32 parameters; gradients are reduced over the ranks in float32."""
     torch.manual_seed(0)
     model = Net()
     model.scale = model.scale.bfloat16()
@@ -146,7 +146,7 @@ def mixed_precision() -> dict[str, Any]:
 
 
 class Dtypes(TorchDispatchMode):
-    """Notes in which dtypes collectives run."""
+    """Records the dtypes in which collectives run."""
 
     def __init__(self, seen: set[str]) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Dtypes(TorchDispatchMode):
 
 
 class Alive(TorchDispatchMode):
-    """Bytes of the storages made inside that are still alive."""
+    """Counts the bytes of those storages created inside that are still alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Alive(TorchDispatchMode):
         return out
 
     def bytes(self) -> int:
-        """The least of 50 readings: a thread of gloo may hold a collective's tensors for a moment after its end."""
+        """The smallest of 50 readings, as a gloo thread may hold a collective's tensors for a moment after its end."""
 
         def reading() -> int:
             time.sleep(0.01)
@@ -184,7 +184,7 @@ class Alive(TorchDispatchMode):
 
 
 def bytes_kept(styles: tuple[str, ...], **options: Any) -> int:
-    """What lives between forward and backward, beyond parameters and inputs."""
+    """Bytes alive between forward and backward, beyond parameters and inputs."""
     model, *_ = applied((2,), styles, **options)
     inputs = batch(0)
     model(**inputs).backward()
@@ -207,7 +207,7 @@ def memory() -> dict[str, int]:
 
 
 def ranks_disagree() -> dict[str, Any]:
-    """What each mistake raises here; a rank that makes no mistake must learn of it too."""
+    """The error of each mistake on this rank; a rank that makes no mistake must get an error too."""
     rank = dist.get_rank()
 
     def met(mistake: Callable[[], Any]) -> str:
@@ -261,7 +261,7 @@ def ranks_disagree() -> dict[str, Any]:
     long = "text" * 1000
     assert from_rank_zero(lambda: long, torch.device("cpu")) == long
     for p in (model := applied((2,), ("dp",))[0]).parameters():
-        assert p is not None  # a loop's last variable is no holder
+        assert p is not None  # the loop variable must not keep the model alive
     model(**batch(0))
     return found
 
@@ -275,7 +275,7 @@ def save_checkpoint() -> None:
 
 
 def load_checkpoint() -> dict[str, float]:
-    """On other ranks, under another plan; goes on like one process that never stopped."""
+    """Loads on another number of ranks, under another plan, and continues like one uninterrupted process."""
     alone = reference()
     optimizer_alone = torch.optim.AdamW(alone.parameters(), lr=1e-2)
     train(alone, optimizer_alone)

@@ -1,6 +1,6 @@
-"""One rank of `test_collectives_and_local_ops.py`; started by torchrun with a folder for its findings.
+"""One rank of `test_collectives_and_local_ops.py`; torchrun starts it with the folder for its results.
 
-The second word: of the compiled cases, which take most of the time, one of so many is run.
+The second argument n: every n-th of the compiled cases is run, since these take most of the time.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ PAIRS = {
     2: "R,R to R+,R+; S0,S0@2 to R+,S0; S0,S1 to S1,S0; P,S0 to S1,R+; S1,R to S1@3,S0; P,P to S0,R; S0,R+ to P,S1; "
     "R,S1@2 to S1,S0; S2,S2@2 to R+,R+; S2,S2@2 to S0,R+",
 }
-COMPILER = "aot_eager"  # all of `torch.compile` but the code that it makes
-SHAPE = (8, 24, 5)  # dim 2 is ragged over 2 and over 4
+COMPILER = "aot_eager"  # torch.compile without code generation
+SHAPE = (8, 24, 5)  # neither 2 nor 4 ranks divide dim 2
 
 
 class Counted(TorchDispatchMode):
-    """Counts collectives: (kind, elements handed in)."""
+    """Records collectives as (kind, number of input elements)."""
 
     KINDS = ("all_reduce", "all_gather_into_tensor_out", "reduce_scatter_tensor", "all_to_all_single")
 
@@ -62,7 +62,7 @@ class Counted(TorchDispatchMode):
 
 
 def piece(whole: torch.Tensor, layout: Layout, mesh: LocalMesh) -> torch.Tensor:
-    """This rank's part of `whole`; of a partial one, a summand: ones but for the first rank."""
+    """This rank's part of `whole`; for a partial layout a summand, which is ones on all ranks but the first."""
     summed = [axis for axis, p in enumerate(layout.placements) if p.is_partial]
     if summed:
         first = all(mesh.coordinate[axis] == 0 for axis in summed)
@@ -77,7 +77,7 @@ def whole_of(held: torch.Tensor, layout: Layout, shape: Any, mesh: LocalMesh) ->
 
 
 def check_conversion(src: Layout, dst: Layout, dtype: torch.dtype, mesh: LocalMesh) -> None:
-    """Value, gradient and collectives of one conversion; small integers, so that every dtype is exact."""
+    """Value, gradient and collectives of one conversion, with small integers, which are exact in every dtype."""
     value = torch.arange(8 * 24 * 5).remainder(61).view(SHAPE).to(dtype)
     gradient = torch.arange(8 * 24 * 5).remainder(37).view(SHAPE).to(dtype)
     held = piece(value, src, mesh).requires_grad_()
@@ -90,12 +90,12 @@ def check_conversion(src: Layout, dst: Layout, dtype: torch.dtype, mesh: LocalMe
     announced: Counter[tuple[str, int]] = Counter()
     for step in steps(src, dst, SHAPE, mesh.shape, needs_grad=True):
         announced.update((m.kind, m.elements) for m in (step.forward, step.backward) if m is not None)
-    if not any(mesh.coordinate):  # the first rank holds the largest shards, which is what is announced
+    if not any(mesh.coordinate):  # the announced sizes are those of the first rank, which has the largest shards
         assert counted.found == announced, f"{counted.found} is not {announced}"
 
 
 def check_compiled(mesh: LocalMesh) -> None:
-    """`torch.compile` sees through conversions and local code."""
+    """`torch.compile` traces through conversions and local code."""
     layouts = [Layout.parse(text) for text in ("S0", "R+", "S1@3", "P", "S0")]
     state = RandomState(1, torch.device("cpu"))
     recipes = [recipe(a, b, SHAPE, mesh, needs_grad=True) for a, b in itertools.pairwise(layouts)]
@@ -122,7 +122,7 @@ def leaves(value: Any) -> list[torch.Tensor]:
 
 
 def check_local(case: Case, mesh: LocalMesh, backend: str | None = None) -> None:
-    """Output, gradients and changed buffers of local code are those of the op unsplit."""
+    """Results, gradients and modified buffers of local code equal those of the unsharded op."""
     inputs, outputs = tuple(map(Layout.parse, case.inputs)), tuple(map(Layout.parse, case.outputs))
     trained = [t.is_floating_point() and i not in case.frozen for i, t in enumerate(case.tensors)]
     wholes = tuple(t.clone().requires_grad_(needed) for t, needed in zip(case.tensors, trained, strict=True))
@@ -143,7 +143,7 @@ def check_local(case: Case, mesh: LocalMesh, backend: str | None = None) -> None
 
     run: Callable[..., Any] = work
     if backend is not None:
-        torch.compiler.reset()  # this one code object stands for many ops
+        torch.compiler.reset()  # one code object serves many ops
         run = torch.compile(work, backend=backend, fullgraph=True)
     got = leaves(run(own_arguments, torch.tensor(7)))
     for buffer, changed in zip(arguments, own_arguments, strict=True):
@@ -165,7 +165,7 @@ def check_local(case: Case, mesh: LocalMesh, backend: str | None = None) -> None
 
 
 def check_masks(mesh: LocalMesh) -> None:
-    """The same mask for any sharding, another one for another node or step, and the right number of zeros."""
+    """Masks are equal under any sharding, differ between nodes and steps, and have the right number of zeros."""
     state = RandomState(agree_seed(mesh.groups, torch.device("cpu")), torch.device("cpu"))
     axes, shape = len(mesh.shape), (8, 8, 64)
     alone = LocalMesh((1,) * axes, (0,) * axes, mesh.groups)

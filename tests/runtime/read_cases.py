@@ -1,4 +1,4 @@
-"""Ranks that train models whose forward reads more than inputs and registered tensors."""
+"""Ranks that train models whose forward reads more than inputs and registered parameters and buffers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRESETS = ("tp", "ddp", "fsdp")
 
 
 class Held(nn.Module):
-    """Reads parameters through a list, a tuple in a dict, and an attribute that is not registered."""
+    """Reads parameters through a list, through a tuple in a dict, and through an unregistered attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Held(nn.Module):
 
 def held(preset: str) -> float:
     def before(model: nn.Module, step: int) -> None:
-        model.train(step != 1)  # another trace
+        model.train(step != 1)  # train and eval are separate traces
         if step == 2:
             model.scale.mul_(1.5)
 
@@ -46,7 +46,7 @@ def held(preset: str) -> float:
 
 
 class Unregistered(nn.Module):
-    """Has tensors that need gradients and are no parameters."""
+    """Has tensors that need gradients but are not parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def unregistered(preset: str) -> float:
 
 
 class Arrays(nn.Module):
-    """Hands NumPy's arrays and numbers to torch, in one way."""
+    """Passes NumPy arrays and scalars to torch functions in one way."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Slotted:
 
 
 class Settings(nn.Module):
-    """Reads one of its values, which the loop changes."""
+    """Reads an attribute that the loop changes."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

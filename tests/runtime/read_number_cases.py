@@ -1,4 +1,4 @@
-"""Ranks whose forward reads numbers of data, and picks rows by masks, beside one process: the largest difference."""
+"""Ranks whose forward reads values of data tensors and selects rows by masks: differences from one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 class Masked(nn.Module):
-    """A language model's loss over masked tokens, as it is often written; what it notes of a call are numbers."""
+    """A common form of a masked-token loss; it returns metrics as Python numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def batch(step: int) -> dict[str, Tensor]:
 
 
 def beside_one_process(constraints: Any, inputs: str = "global", **options: Any) -> dict[str, Any]:
-    """The largest difference of losses and weights in four steps of SGD, and the numbers that came beside the last."""
+    """The largest difference of losses and weights in four SGD steps, and the last step's metrics."""
     models = []
     for _ in range(2):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Ranks whose plans recompute blocks of attention, with caches that the caller holds and without: peaks of steps."""
+"""Ranks whose plans recompute blocks of attention, with and without caches that the caller holds: peaks of steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import autopar
 from autopar.cost.buckets import size as bucket_size
 
-LAYERS, BUCKET_BYTES = 4, 256 << 10  # a block or less: recompute divides larger ones
-SHARED_BYTES = 64 << 20  # those of all blocks
+LAYERS, BUCKET_BYTES = 4, 256 << 10  # bucket bytes: at most a block, since recompute divides larger buckets
+SHARED_BYTES = 64 << 20  # bucket bytes: one bucket for all blocks
 
 
 def peaks(
@@ -29,7 +29,7 @@ def peaks(
     adapters: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> dict[str, Any]:
-    """Of a model of which every block is recomputed; `adapters`: frozen, with some beside its products."""
+    """Peaks if every block is recomputed; `adapters`: the model is frozen, with adapters beside its products."""
     torch.manual_seed(0)
     build, _ = MODELS[name]
     model = build(LAYERS)
@@ -46,7 +46,7 @@ def peaks(
 
 
 def peaks_within_budget(name: str, rows: int, *, adapters: bool = False) -> dict[str, Any]:
-    """Of a plan that a budget makes recompute parts of blocks."""
+    """Peaks of a plan that recomputes parts of blocks to fit a budget."""
     torch.manual_seed(0)
 
     def build(layers: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What loops do with what a planned model returned, on real ranks; compared with one process."""
+"""What loops do with the results of a planned model, on real ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from dtensor_support import JOINS_SPLIT_DIMS
 from loop_cases import PRESETS, ROWS, Net, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -15,7 +16,7 @@ import autopar
 
 
 class Scores(Net):
-    """Returns its scores as they are, transposed, by heads, and by heads in a memory of their own."""
+    """Returns scores: as they are, transposed, as a view by heads, and as a contiguous copy by heads."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
         scores = self.down(torch.relu(self.up(x)))
@@ -24,7 +25,7 @@ class Scores(Net):
 
 
 def pair(constraints: list[str]) -> list[nn.Module]:
-    """Planned, and not."""
+    """A planned model, and the same model without a plan."""
     made = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -34,7 +35,7 @@ def pair(constraints: list[str]) -> list[nn.Module]:
 
 
 def written(preset: str) -> float:
-    """Written in place where the outputs are gathered, as temperatures and masks are."""
+    """Replicated outputs are modified in place, as loops apply temperatures and masks."""
     worst = 0.0
     for place in range(4):
         models = pair([preset, "output:* = R"])
@@ -49,11 +50,12 @@ def written(preset: str) -> float:
 
 
 def lying(preset: str) -> list[list[list[Any]]]:
-    """Strides of outputs, whether they are contiguous, and of those that are a view, beside one process."""
+    """Strides and contiguity of outputs, and sums over a view of the contiguous ones, also for one process."""
     found: list[list[list[Any]]] = []
     for outputs in zip(*(model(ROWS) for model in pair([preset])), strict=True):
         views = [
-            whole(t.view(-1, 2).sum(1)).tolist() if t.is_contiguous() else None for t in map(torch.detach, outputs)
+            whole(t.view(-1, 2).sum(1)).tolist() if JOINS_SPLIT_DIMS and t.is_contiguous() else None
+            for t in map(torch.detach, outputs)
         ]
         found.append([[list(t.stride()), t.is_contiguous(), v] for t, v in zip(outputs, views, strict=True)])
     return found

@@ -1,4 +1,4 @@
-"""Ranks that train models which return more than a loss: the peaks of steps, beside what the plan predicted."""
+"""Ranks that train models which return more than a loss: measured peaks of steps, and the prediction."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Block(nn.Module):
 
 
 class Returning(nn.Module):
-    """Blocks and a head; `more` makes what is returned beside the loss, of the input, what each block makes, and
-    logits."""
+    """Blocks and a head; `more` makes the other results from the input, the blocks' results and the logits."""
 
     def __init__(self, more: Callable[[torch.Tensor, list[torch.Tensor], torch.Tensor], Results], blocks: int) -> None:
         super().__init__()
@@ -60,7 +59,7 @@ MORE: dict[str, Callable[[torch.Tensor, list[torch.Tensor], torch.Tensor], Resul
 
 
 class Compared(nn.Module):
-    """Layers, and a loss of what they make and a target; of odd sizes, so that the number is no summand, scaled."""
+    """Layers and a loss against a target. Sizes are odd, so that the ranks' losses are no equally weighted summands."""
 
     def __init__(self, loss: str) -> None:
         super().__init__()
@@ -71,7 +70,8 @@ class Compared(nn.Module):
         return {"loss": self.loss(torch.sigmoid(self.down(self.up(x))), y)}
 
 
-WIDE = "binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"  # of torch's numbers, the storages
+# losses whose storage torch makes larger than the scalar
+WIDE = "binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"
 
 
 def peaks_of_loss(loss: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def peaks(more: str, constraints: str | None, blocks: int = 3) -> dict[str, Any]
 
 
 def peaks_within_budget(more: str, constraints: str, part: float) -> dict[str, Any]:
-    """Of a plan that has to need less than one without a budget; the budget is kept."""
+    """Peaks of a plan under a budget of a part of the free plan's peak; the budget is kept."""
     torch.manual_seed(0)
     batch, mesh = {"x": torch.randn(8, 32, WIDTH)}, init_device_mesh("cpu", (2,))
     cluster = autopar.Cluster.preset("cpu", (2,))
@@ -107,7 +107,7 @@ def steps_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, Any]
 
 
 def losses(results: Results) -> torch.Tensor:
-    """All that is a scalar."""
+    """The sum of all scalar results."""
     return torch.stack([one for one in results.values() if isinstance(one, torch.Tensor) and not one.dim()]).sum()
 
 

@@ -1,4 +1,4 @@
-"""Gradients that are differentiated again, by the loop or inside forward, on real ranks; compared with one process."""
+"""Gradients that are differentiated again, by the loop or in forward, on real ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def penalised(model: nn.Module, x: torch.Tensor, call: Call) -> list[torch.Tensor]:
-    """A penalty on gradients by an input, as for critics: gradients of it by the parameters, and those by the input."""
+    """A gradient penalty, as for critics: its gradients by the parameters, and the model's gradient by the input."""
     x = x.clone().requires_grad_()
     (slope,) = torch.autograd.grad(call(model, x).sum(), x, create_graph=True)
     ((slope.norm(dim=1) - 1) ** 2).mean().backward()
@@ -35,7 +35,7 @@ def penalised(model: nn.Module, x: torch.Tensor, call: Call) -> list[torch.Tenso
 
 
 def curved(model: nn.Module, x: torch.Tensor, call: Call) -> list[torch.Tensor]:
-    """Gradients by the parameters, and of their squares' sum: a product with the Hessian."""
+    """Gradients by the parameters, and gradients of their sum of squares: a Hessian-vector product."""
     parameters = [*model.parameters()]
     gradients = torch.autograd.grad(call(model, x), parameters, create_graph=True)
     squares = [whole((one * one).sum()) for one in gradients]
@@ -43,7 +43,7 @@ def curved(model: nn.Module, x: torch.Tensor, call: Call) -> list[torch.Tensor]:
 
 
 def kept(model: nn.Module, x: torch.Tensor, call: Call) -> list[torch.Tensor]:
-    """The same by `backward`, which leaves gradients with a history in `.grad`."""
+    """The same with `backward(create_graph=True)`, which leaves gradients with a history in `.grad`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Using backward.. with create_graph=True")
         call(model, x).backward(create_graph=True)
@@ -54,7 +54,7 @@ def kept(model: nn.Module, x: torch.Tensor, call: Call) -> list[torch.Tensor]:
 
 
 def adapted(model: nn.Module, x: torch.Tensor, call: Call) -> list[torch.Tensor]:
-    """Meta-learning: a step inside, whose own gradients count in those of the loss behind it."""
+    """Meta-learning: the gradients of the inner step contribute to those of the outer loss."""
     slow = dict(model.named_parameters())
     gradients = torch.autograd.grad(call(model, x), [*slow.values()], create_graph=True)
     fast = {name: one - 0.1 * gradient for (name, one), gradient in zip(slow.items(), gradients, strict=True)}
@@ -74,7 +74,7 @@ def taken(model: nn.Module) -> list[torch.Tensor]:
 
 
 def by_the_loop(name: str, preset: str, inputs: str, **options: Any) -> float:
-    """The largest difference of what the functions above give, relative where the largest number is above 1."""
+    """The largest difference for each function above, relative to the largest value where that is above 1."""
     model, alone = pair(models.BY_THE_LOOP[name], {"x": X}, preset, inputs=inputs, optimizer="sgd", **options)
 
     def own(call: Call) -> Call:
@@ -121,7 +121,7 @@ def by_forward(name: str, preset: str, inputs: str) -> float:
 
 
 def molecules(preset: str) -> float:
-    """Trained by energies and forces, and then evaluated."""
+    """Trained on energies and forces, then evaluated."""
     batch = {
         "kinds": torch.arange(16) % 10,
         "positions": X[:, :6].reshape(16, 3),
@@ -152,13 +152,13 @@ class Normalised(nn.Module):
 
 
 def refused() -> str:
-    """Of an op that runs on parts by a formula of its own."""
+    """The error for an op whose sharded version has its own backward formula."""
     model, _ = pair(Normalised, {"x": X}, "ddp")
     return refusal(lambda: penalised(model, X, lambda one, x: whole(one(x))))
 
 
 def with_micro_batches() -> float:
-    """Each pass counts as one of the step's, whether it keeps a graph or not."""
+    """Each backward counts as one of the step's, whether it keeps a graph or not."""
     model, alone = pair(models.Critic, {"x": X[:4]}, "fsdp", micro_batches=2, optimizer="sgd")
     for one in (model, alone):
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Models whose gradients are differentiated again: by the loop, or by forward itself."""
+"""Models whose gradients are differentiated again: by the loop, or in their forward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Critic(nn.Module):
-    """Equal blocks behind each other, a maximum and a sum over features: what exchanges of every kind come to."""
+    """Equal blocks, and a maximum and a sum over features, so that every kind of collective occurs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Energy(nn.Module):
 
 
 class Forces(Energy):
-    """Energies of four points by their distances, and forces: the loss is of both."""
+    """Energies of four points by their distances, and forces; the loss contains both."""
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x.requires_grad_(True)
@@ -67,7 +67,7 @@ class Forces(Energy):
 
 
 class Laplacian(Energy):
-    """The residual of an equation, by second derivatives; gradients of the third order train it."""
+    """The residual of a differential equation in second derivatives, so that training needs third derivatives."""
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x.requires_grad_(True)
@@ -78,7 +78,7 @@ class Laplacian(Energy):
 
 
 class Pushed(Energy):
-    """Goes down its own energy, by what forward has made; what has read that before is not on the way."""
+    """A descent step on its own energy, by a tensor that forward makes; its earlier readers are not involved."""
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         start = x.detach() * 2
@@ -95,7 +95,7 @@ class Pushed(Energy):
 
 
 class Molecules(nn.Module):
-    """Energies of molecules and forces on their atoms, from a dict of positions and edges, also under `no_grad`."""
+    """Energies of molecules and forces on atoms, from a dict of positions and edges, also under `no_grad`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What forward sets on modules for the loop to read, on real ranks; compared with one process."""
+"""Attributes that forward sets on modules for the loop to read, on real ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X = torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8).sin()
 
 
 class Router(nn.Module):
-    """Leaves a loss that balances, as mixtures of experts do, and what it has seen."""
+    """Sets a load-balancing loss, as mixtures of experts do, and tensors of the call in a dict."""
 
     aux: torch.Tensor
     seen: dict[str, torch.Tensor] | None
@@ -27,7 +27,7 @@ class Router(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         chosen = self.linear(x).softmax(-1)
-        self.aux = chosen.mean(0).square().sum()  # read again, below
+        self.aux = chosen.mean(0).square().sum()  # the same forward reads it below
         self.seen = {"chosen": chosen, "most": chosen.detach().amax(-1)}
         return x + chosen * self.aux.detach()
 
@@ -45,7 +45,7 @@ class Mixture(nn.Module):
 
 
 def trained(preset: str) -> list[float]:
-    """A loop that adds what the modules have."""
+    """The loop adds the losses that are set on the modules."""
     planned, alone = pair(Mixture, {"x": X}, preset)
     worst = 0.0
     for step in range(3):
@@ -67,7 +67,7 @@ def trained(preset: str) -> list[float]:
 
 
 def in_eval(preset: str) -> float:
-    """Calls of other kinds set theirs, on copies too."""
+    """Calls in eval mode, also of another batch size, set their own values."""
     planned, alone = pair(Mixture, {"x": X}, preset)
     worst = 0.0
     with torch.no_grad():
@@ -79,7 +79,7 @@ def in_eval(preset: str) -> float:
 
 
 def own_rows() -> float:
-    """Numbers that all ranks have count once where each has rows of its own."""
+    """A loss that is equal on all ranks counts once where each rank has its own rows."""
     planned, alone = pair(Mixture, {"x": X}, "ddp", inputs="local")
     mine = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
     for model, rows in ((planned, mine), (alone, slice(0, 8))):

@@ -1,4 +1,4 @@
-"""Values that loops set on a model between its calls, on real ranks; compared with the same loop in one process."""
+"""Attributes that loops set on a model between calls, on real ranks, compared with the same loop in one process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from autopar.runtime.ranks import agreement
 
 
 class Weights:
-    """A config, as libraries hang it on models."""
+    """A config object, as libraries attach it to models."""
 
     def __init__(self) -> None:
         self.size, self.power = 0.1, [2.0]
 
 
 class Staged(Net):
-    """What it computes depends on numbers, on a config and on plain tensors; one layer comes in at the second stage."""
+    """Depends on numbers, on a config and on plain tensors; the second stage adds a layer."""
 
     shift = 0.0
 
@@ -47,7 +47,7 @@ class Staged(Net):
 
 
 def _set_between(prepare: Prepare, change: Callable[[Any, int], None]) -> list[torch.Tensor]:
-    """Three steps; before each, `change` is given the model and the number of the step."""
+    """Three steps; before each, `change` gets the model and the number of the step."""
     steps = iter(range(3))
 
     def loss(model: nn.Module) -> torch.Tensor:
@@ -61,7 +61,7 @@ def numbers_set(prepare: Prepare) -> list[torch.Tensor]:
     def change(model: Any, step: int) -> None:
         model.factor = 1.0 - 0.25 * step
         if step == 2:
-            model.shift = 0.5  # of the class before
+            model.shift = 0.5  # overrides a class attribute
 
     return _set_between(prepare, change)
 
@@ -74,7 +74,7 @@ def stages_that_come_in(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def functions_set(prepare: Prepare) -> list[torch.Tensor]:
-    """Those of C, and one of Python."""
+    """Builtin functions, and one written in Python."""
 
     def change(model: Any, step: int) -> None:
         model.act = (torch.tanh, torch.nn.functional.gelu, torch.nn.functional.silu)[step]
@@ -128,7 +128,7 @@ def set_to_and_fro() -> dict[str, Any]:
 
 
 def late_rank_told() -> list[str]:
-    """One rank calls `autoparallelize` only when the other has said that it waits."""
+    """One rank calls `autoparallelize` only after the other has reported that it waits."""
     store = dist.distributed_c10d._get_default_store().clone()
     agreement.WARNING_SECONDS, before = (0.1, 1e6)[dist.get_rank()], agreement.WARNING_SECONDS
     with warnings.catch_warnings(record=True) as told:
@@ -151,7 +151,7 @@ def _answer(told: list[warnings.WarningMessage], store: dist.Store) -> None:
 
 
 class Recurrent(nn.Module):
-    """Keeps its parameters in a list too, which planning fills anew."""
+    """Also keeps its parameters in a list, whose entries planning replaces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def plans_of_recurrent_layers() -> int:
 
 
 def checkpointing_enabled_late() -> float:
-    """As the Trainer of transformers does; it sets flags of modules, a field of the config, and a hook for inputs."""
+    """As the Trainer of transformers does it: flags of modules, a config field, and a hook for inputs."""
     ids = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(0))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model: Any = autopar.autoparallelize(gpt2(), {"input_ids": ids, "labels": ids}, mesh, constraints="fsdp")
@@ -192,7 +192,7 @@ class Normed(Net):
 
 
 def synchronised_norms(prepare: Prepare) -> list[torch.Tensor]:
-    """`SyncBatchNorm` in the model that is planned, `BatchNorm` in that of one process: torch has the first on GPUs."""
+    """The planned model has `SyncBatchNorm`, one process `BatchNorm`: torch runs the former only on GPUs."""
 
     def converted(model: nn.Module) -> nn.Module:
         planned = prepare(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model)))
@@ -202,7 +202,7 @@ def synchronised_norms(prepare: Prepare) -> list[torch.Tensor]:
 
 
 class Prototypes(nn.Module):
-    """Rows beside a few of them, which ranks cannot share evenly: of the norm's two calls one is split, one is not."""
+    """The norm is called for all rows, which are sharded, and for a few rows that ranks cannot share evenly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def norm_called_twice(prepare: Prepare) -> list[torch.Tensor]:
 
 
 class Pooled(Net):
-    """Two means, of which each of two ranks has one: that dim is not of length 1 for that."""
+    """Two means, one for each of two ranks: the dim has local length 1, but `squeeze` must not drop it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean = torch.tanh(self.up(x)).view(2, 4, 32).mean(1, keepdim=True)
@@ -230,7 +230,7 @@ def lone_dims_dropped(prepare: Prepare) -> list[torch.Tensor]:
 
 
 class Tracked(nn.Module):
-    """Norms of each channel of each row, which keep what they saw on the mean."""
+    """Instance norms that track running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def norms_of_rows(prepare: Prepare) -> list[torch.Tensor]:
 
 
 def norms_of_local_micro_batches() -> float:
-    """What the norms keep of two micro-batches, of which each rank passes its rows; and what they make of it."""
+    """Running statistics of two micro-batches, of which each rank passes its own rows, and results in eval mode."""
     torch.manual_seed(3)
     alone, ranks = Tracked().double(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))
@@ -265,7 +265,7 @@ def norms_of_local_micro_batches() -> float:
 
 
 def norms_updated(prepare: Prepare) -> list[torch.Tensor]:
-    """After stochastic weight averaging; it sets their momentum to None for a while."""
+    """After stochastic weight averaging, whose update temporarily sets the momentum of norms to None."""
     torch.manual_seed(3)
     model = prepare(Normed().double())
     model(ROWS).backward()

@@ -1,4 +1,4 @@
-"""Ranks in threads: the runtime's collectives meet at barriers, so that a whole mesh runs in one process."""
+"""Simulated ranks in threads: the runtime's collectives meet at barriers, so one process runs a whole mesh."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class SimulatedMesh:
-    """A mesh of threads. `run(work)` calls `work(local_mesh)` once a rank, all at a time."""
+    """A mesh of threads. `run(work)` calls `work(local_mesh)` once for each rank, all concurrently."""
 
     def __init__(self, shape: tuple[int, ...], timeout_seconds: float = 30) -> None:
         self.shape = shape
@@ -37,7 +37,7 @@ class SimulatedMesh:
         return tuple(map(name, range(len(self.shape))))
 
     def run(self, work: Callable[[LocalMesh], T]) -> dict[Coordinate, T]:
-        """What each rank returns; the first error of any rank is raised here, and the others stop waiting."""
+        """The results of all ranks; raises the first error of any rank, after which the others stop waiting."""
         errors: list[BaseException] = []
 
         def one(coordinate: Coordinate) -> Any:
@@ -58,7 +58,7 @@ class SimulatedMesh:
         return found
 
     def _meet(self, mine: Any, group: str) -> list[Any]:
-        """What every rank of the group handed in, in rank order."""
+        """The values that the ranks of the group passed, in rank order."""
         axis = int(group.partition(":")[0])
         handed = self.handed[group]
         handed[self.here.coordinate[axis]] = mine

@@ -1,4 +1,4 @@
-"""Small models of many architectures of transformers, in float64 and without dropout, with examples of their inputs."""
+"""Small models of many architectures of transformers, in float64 without dropout, with example inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 Inputs = dict[str, torch.Tensor]
 BATCH, LENGTH, VOCABULARY = 8, 12, 64
-# What configs call the same thing; those that a config has are set.
+# Sizes under the names that various configs use; those names that a config has are set.
 _SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "embedding_size"), 32),
     **dict.fromkeys(("word_embed_proj_dim",), 32),
@@ -61,7 +61,7 @@ def picture(size: int = 16) -> Inputs:
 
 
 def built(name: str, **given: Any) -> nn.Module:
-    """The model with a small config; the config's own names of things decide what is set."""
+    """A model with a small config; of `_SMALL` the names that its config has are set."""
     architecture = getattr(hf, name)
     fresh = architecture.config_class()
     own = {key for key in _SMALL if getattr(fresh, key, None) is not None and key not in fresh.attribute_map}
@@ -91,7 +91,7 @@ def large_picture() -> Inputs:
 
 
 def sound() -> Inputs:
-    """A short piece of noise."""
+    """A short piece of noise as audio input."""
     waves = torch.randn(BATCH, 400, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     return {"input_values": waves, "labels": torch.arange(BATCH) % 2}
 
@@ -110,7 +110,7 @@ def captioned() -> Inputs:
 
 
 class Packed(nn.Module):
-    """A decoder whose rows hold two sequences each: positions start anew, and attention sees its own sequence alone."""
+    """A decoder with two sequences in each row: positions restart, and attention stays within a sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Paired(nn.Module):
 
 
 class Listener(nn.Module):
-    """HuBERT and the loss of its CTC head; the library's own loss looks at the labels first."""
+    """HuBERT with the loss of its CTC head; the library's own loss reads values of the labels first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Listener(nn.Module):
 
 
 class Tagger(nn.Module):
-    """Two recurrent layers, forth and back, and one of the other kind on top."""
+    """Two bidirectional recurrent layers, then one of the other kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Tagger(nn.Module):
 
 
 class Translator(nn.Module):
-    """torch's own transformer, with masks for the future and for padding."""
+    """torch's own Transformer, with causal and padding masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +207,8 @@ MODELS: dict[str, Make] = {
     "gpt2": case("GPT2LMHeadModel"),
     "gpt_neo": case("GPTNeoForCausalLM", attention_types=[[["global", "local"], 1]], window_size=4),
     "gpt_neox": case("GPTNeoXForCausalLM"),
-    "gpt_neox_japanese": case("GPTNeoXJapaneseForCausalLM"),  # all features rotate: its slice of the rest is empty
+    # all features rotate, so that the slice of the others is empty
+    "gpt_neox_japanese": case("GPTNeoXJapaneseForCausalLM"),
     "gptj": case("GPTJForCausalLM", rotary_dim=4),
     "bloom": case("BloomForCausalLM"),
     "opt": case("OPTForCausalLM"),

@@ -1,4 +1,4 @@
-"""Small language models of transformers, and a loop that trains one, as cases on ranks share them."""
+"""Small language models of transformers and a training loop, shared by cases on ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def gpt2(dropout: float = 0.0, vocabulary: int = 64) -> nn.Module:
-    """Its head is its embedding."""
+    """The head is tied to the embedding."""
     config = transformers.GPT2Config(
         n_layer=2, n_embd=32, n_head=4, vocab_size=vocabulary, n_positions=32, use_cache=False
     )
@@ -23,7 +23,7 @@ def gpt2(dropout: float = 0.0, vocabulary: int = 64) -> nn.Module:
 
 
 def llama(vocabulary: int = 64) -> nn.Module:
-    """Its head is a weight of its own."""
+    """The head is not tied to the embedding."""
     config = transformers.LlamaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=64, vocab_size=vocabulary)
     config.num_attention_heads = config.num_key_value_heads = 4
     config.head_dim, config.use_cache = 8, False
@@ -31,7 +31,7 @@ def llama(vocabulary: int = 64) -> nn.Module:
 
 
 def mixtral(vocabulary: int = 64, layers: int = 2) -> nn.Module:
-    """A mixture of four experts, of which one does each token."""
+    """A mixture of four experts, with one expert for each token."""
     config = transformers.MixtralConfig(
         num_hidden_layers=layers, hidden_size=32, intermediate_size=64, vocab_size=vocabulary, use_cache=False
     )
@@ -41,7 +41,7 @@ def mixtral(vocabulary: int = 64, layers: int = 2) -> nn.Module:
 
 
 def losses_of(run: Callable[..., Any], optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> list[float]:
-    """Train on some batches, gradients clipped; `run`: the model, compiled or not."""
+    """Train on batches with clipped gradients; `run`: the model, compiled or not. Returns the losses."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     losses = []
     for batch in batches:

@@ -1,4 +1,4 @@
-"""State that lies unusually in memory, and passes that end early, on real ranks."""
+"""State with unusual memory layouts, and backward passes that end early, on real ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import autopar
 
 
 class Strided(Net):
-    """Buffers whose elements do not follow one another in memory, and one that is a single element."""
+    """Buffers with strides that leave gaps, and an expanded one of a single element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Strided(Net):
 def _strided(preset: str) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(1)
     alone = Strided().double()
-    torch.manual_seed(1 + dist.get_rank())  # values are rank 0's
+    torch.manual_seed(1 + dist.get_rank())  # rank 0's values count
     model, mesh = Strided().double(), init_device_mesh("cpu", (dist.get_world_size(),))
     return autopar.autoparallelize(model, {"x": rows()}, mesh, constraints=preset), alone
 
@@ -52,19 +52,19 @@ def strided_buffers(preset: str) -> float:
 
 
 def written_whole(preset: str) -> float:
-    """The largest difference of what `export_full_state` has written, complex parameters too."""
+    """The largest difference of what `export_full_state` writes, including complex parameters."""
     model, alone = _strided(preset)
     with tempfile.TemporaryDirectory() as own:
         folder = [own]
         dist.broadcast_object_list(folder, src=0)
         [path] = autopar.export_full_state(model, Path(folder[0]))
         written = safetensors.torch.load_file(path)
-        dist.barrier()  # before rank 0 removes its folder
+        dist.barrier()  # rank 0 removes its folder afterwards
     return max((written[name] - value).abs().max().item() for name, value in alone.state_dict().items())
 
 
 def gradients_of_some(preset: str) -> float:
-    """How many collectives nobody has waited for, once backwards have ended at the last layer."""
+    """The number of collectives that nobody has waited for after backward passes that stop at the last layer."""
     deep = nn.Sequential(nn.Linear(16, 2048), *(nn.Linear(2048, 2048) for _ in range(5)))  # more than one bucket
     x, mesh = rows().float(), init_device_mesh("cpu", (dist.get_world_size(),))
     model = autopar.autoparallelize(deep, {"input": x}, mesh, constraints=preset)
@@ -74,7 +74,7 @@ def gradients_of_some(preset: str) -> float:
 
 
 class Alike(Net):
-    """Two parameters with one gradient, and a third whose elements have one gradient each."""
+    """Two parameters that get one gradient tensor, and a third whose gradient is an expanded element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Alike(Net):
 
 
 def one_gradient_of_several(preset: str) -> float:
-    """Accumulated and scaled in place, as a loop clips them."""
+    """Gradients accumulated and scaled in place, as clipping does."""
     torch.manual_seed(2)
     alone, mesh = Alike().double(), init_device_mesh("cpu", (dist.get_world_size(),))
     model = autopar.autoparallelize(copy.deepcopy(alone), {"x": rows()}, mesh, constraints=preset)
@@ -100,7 +100,7 @@ def one_gradient_of_several(preset: str) -> float:
 
 
 class Rebinding(Net):
-    """Binds buffers anew: one to the old tensor of another, one that backward needs, one that the caller is given."""
+    """Reassigns buffers: to another buffer's old tensor, to one that backward needs, to one that is returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def bound_anew(preset: str) -> float:
 
 
 def vectors_of_one_process() -> str:
-    """What is said of the state that LBFGS has on one process."""
+    """The error for a state of LBFGS from one process."""
     alone, model = Net().double(), planned("fsdp")
     optimizer = torch.optim.LBFGS(alone.parameters(), max_iter=2)
 
@@ -155,7 +155,7 @@ def vectors_of_one_process() -> str:
 
 
 class Fallible(Net):
-    """A table is read in regions of other modes, and has no row for large ids."""
+    """Reads a table under changed modes; large ids raise an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Fallible(Net):
 
 
 def error_inside(preset: str) -> list[bool]:
-    """An error that the loop catches leaves the modes of the loop as they were, and the next call is as any."""
+    """An error that the loop catches leaves the loop's modes as they were, and the next call works."""
     x, ids = rows(8).float(), torch.arange(8) % 4
     model = autopar.autoparallelize(
         Fallible(), {"x": x, "ids": ids}, init_device_mesh("cpu", (dist.get_world_size(),)), constraints=preset
@@ -187,7 +187,7 @@ class Dropping(nn.Sequential):
 
 
 def replayed(preset: str) -> list[bool]:
-    """Numbers of a call are drawn again by a checkpoint around it, and where the state is set again; a copy's, too."""
+    """Random numbers are redrawn equally by a checkpoint around the call, by a restored state, and by a copy."""
     torch.manual_seed(3)
     mesh, x = init_device_mesh("cpu", (dist.get_world_size(),)), rows(8)
     planned = autopar.autoparallelize(Dropping().double(), {"input": x}, mesh, constraints=[preset, "output:* = R"])

@@ -1,6 +1,6 @@
-"""Many architectures, small, on four real ranks: one process' loss and gradients under three kinds of plans.
+"""Many small architectures on four real ranks: loss and gradients of one process under three kinds of plans.
 
-One launch runs those that are chosen (`-k "llama or t5"`), `-rA` shows the errors that were met.
+One launch runs all selected cases (`-k "llama or t5"`); `-rA` shows the errors that were measured.
 """
 
 from __future__ import annotations

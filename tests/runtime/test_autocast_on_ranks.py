@@ -1,4 +1,4 @@
-"""A user who keeps `torch.autocast` around a planned model is told that the plan does not count it."""
+"""A planned model called under `torch.autocast` warns that the plan does not account for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that are dealt out over real ranks train as one process does on all of them: see `batch_cases`."""
+"""Training on data distributed over real ranks equals one process on all data: see `batch_cases`."""
 
 from __future__ import annotations
 

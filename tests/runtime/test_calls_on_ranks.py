@@ -1,4 +1,4 @@
-"""Calls unlike the traced one, and what loops do beside calling, are as in one process."""
+"""Calls that differ from the traced one, and what loops do besides calling, give the results of one process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dtensor_support import JOINS_SPLIT_DIMS
 from launch import launch, needed, values
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
@@ -85,7 +86,7 @@ Two = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def two(request: pytest.FixtureRequest) -> Two:
-    """What two ranks found of a file of cases."""
+    """The results of two ranks for each file of cases."""
 
     @functools.cache
     def found(cases: str) -> list[dict[str, Any]]:
@@ -105,6 +106,8 @@ def two(request: pytest.FixtureRequest) -> Two:
     ],
 )
 def test_equals_one_process(cases: str, kind: str, preset: str, two: Two) -> None:
+    if (kind, preset) == ("parameters_as_a_vector", "tp") and not JOINS_SPLIT_DIMS:
+        pytest.skip("torch 2.11 has no view as a vector of a matrix whose columns are split, and says so")
     for rank in two(cases):
         found = rank[f"{kind}-{preset}"]
         assert "error" not in found, found["traceback"]
@@ -118,7 +121,7 @@ def test_a_planned_model_is_not_planned_again(two: Two) -> None:
 def test_of_graphs_that_give_way_nothing_is_kept(two: Two) -> None:
     for rank in two(CALLS):
         found = rank["more_kinds_than_are_kept"]["value"]
-        assert found["kept"] == 16 and found["alive"] == list(range(6, 20))  # and that of the first call
+        assert found["kept"] == 16 and found["alive"] == list(range(6, 20))  # the graph of the first call is kept, too
         assert found["told"] and found["error"] < 1e-12
 
 
@@ -235,7 +238,7 @@ def test_hooks_for_all_modules_are_told_of(two: Two) -> None:
     ("case", "words"),
     [
         ("whole_values", "by one that is not a DTensor"),
-        ("values_that_are_not_trained", "a plain tensor stands in for the parameter 'up.weight'"),
+        ("values_that_are_not_trained", "not planned yet: make one such call of the model itself first, give"),
         ("transformed", "inside a transform of torch.func"),
         ("mapped", "inside a transform of torch.func"),
         ("traced_by_jit", "torch.jit.trace follows one process"),

@@ -1,4 +1,4 @@
-"""What forward goes on from in attributes, from call to call, is as in one process, on real ranks."""
+"""State that forward carries in attributes from call to call equals that of one process, on real ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 def test_sequences_of_calls_train_alike(name: str, preset: str, ranks: list[dict[str, Any]]) -> None:
     for worst, graphs in values(ranks, f"{name}-{preset}"):
         assert worst < 1e-12
-        assert graphs <= 3  # of the first call, of what follows, and one between
+        assert graphs <= 3  # for the first call, for later ones, and one in between
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,4 @@
-"""The predicted peak is that of steps on real ranks where causal attention is split over its queries."""
+"""The predicted peak matches steps on real ranks where causal attention is split over query positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from causal_peak_cases import CASES
 from check_peak import check_peak
 from launch import launch, selected
 
-# What a step may need beyond the prediction, and the prediction beyond a step: as of attention that is not causal.
+# Fractions by which a step may exceed the prediction, and be below it: the prediction is that of non-causal attention.
 UNDER, OVER = 0.005, 0.21
 
 

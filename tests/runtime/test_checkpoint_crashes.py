@@ -1,7 +1,6 @@
-"""A process that dies at any moment of saving leaves the last complete checkpoint, or the new one.
+"""A process that dies at any moment of saving leaves either the last complete checkpoint or the new one.
 
-Death is tried at every call that changes the disk, one after the other; `scripts/bench/fault_run.py` does it to real
-ranks.
+Death is simulated at every single call that changes the disk; `scripts/bench/fault_run.py` kills real ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from autopar import InputError, latest_checkpoint, load_checkpoint, save_checkpo
 
 
 class Died(BaseException):
-    """Nothing catches it, as nothing catches SIGKILL."""
+    """Simulates SIGKILL: no code catches it."""
 
 
 CHANGES = ((os, "fsync"), (os, "mkdir"), (os, "rename"), (os, "unlink"), (os, "rmdir"))
@@ -28,7 +27,7 @@ CHANGES = ((os, "fsync"), (os, "mkdir"), (os, "rename"), (os, "unlink"), (os, "r
 
 @contextmanager
 def dying_at(number: int) -> Iterator[list[str]]:
-    """Inside, the call of this number that changes the disk is not made, nor any after it."""
+    """While active, the call of this number that changes the disk is not made, nor any later one."""
     calls: list[str] = []
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +52,7 @@ def model_of(step: int) -> nn.Module:
 
 
 def check_latest(folder: Path, steps: tuple[int, ...], value: dict[int, int] | None = None) -> int:
-    """The latest is one of `steps`, and can be loaded; its step."""
+    """Check that the latest checkpoint is of one of `steps` and can be loaded; returns its step."""
     found = latest_checkpoint(folder)
     assert found is not None
     assert found.step in steps
@@ -66,7 +65,7 @@ def check_latest(folder: Path, steps: tuple[int, ...], value: dict[int, int] | N
 
 @pytest.mark.parametrize("again", [False, True], ids=["new step", "same step"])
 def test_death_at_every_change_of_the_disk(again: bool, tmp_path: Path) -> None:
-    """Of saving with `keep=1`, also where the checkpoint of that step is there already."""
+    """Saving with `keep=1`, also where a checkpoint of the step exists already."""
     reached, number = set(), 0
     second = 1 if again else 2
     while True:
@@ -76,10 +75,10 @@ def test_death_at_every_change_of_the_disk(again: bool, tmp_path: Path) -> None:
             with dying_at(number) as calls:
                 save_checkpoint(model_of(7), None, folder, step=second, keep=1)
             break
-        except (Died, Exception):  # torch wraps it
+        except (Died, Exception):  # torch wraps it in its own error
             assert len(calls) > number
             reached.add(check_latest(folder, (1, second), {second: 7}))
-        save_checkpoint(model_of(3), None, folder, step=3, keep=1)  # the next run goes on, and cleans up
+        save_checkpoint(model_of(3), None, folder, step=3, keep=1)  # the next run also removes leftovers
         assert check_latest(folder, (3,)) == 3
         assert [entry.name for entry in folder.iterdir()] == ["step-00000003"]
         number += 1
@@ -103,7 +102,7 @@ def test_copied_in_part(tmp_path: Path) -> None:
 
 
 def test_the_last_saved_counts_and_not_the_highest_step(tmp_path: Path) -> None:
-    """Training went back: what was saved since then is what it goes on from."""
+    """After training went back to an earlier step, the checkpoint saved last counts, not that of the highest step."""
     for step in (10, 20, 30, 15):
         save_checkpoint(model_of(step), None, tmp_path, step=step, keep=3)
     assert check_latest(tmp_path, (15,)) == 15

@@ -1,4 +1,4 @@
-"""Checkpoints on real ranks: eight plans on two and four of them, each saved and loaded under all others."""
+"""Checkpoints on real ranks: eight plans on two and four ranks, each saved and loaded under all others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from launch import launch
 from autopar import InputError, load_checkpoint, save_checkpoint
 
 Ranks = list[dict[str, Any]]
-EXACT = 1e-9  # float64 after several AdamW steps
+EXACT = 1e-9  # relative error in float64 after several AdamW steps
 
 
 def value(ranks: Ranks, case: str) -> Any:
-    """What the case found, which must be no error on any rank."""
+    """The result of a case, which must not fail on any rank."""
     for rank in ranks:
         assert "error" not in rank[case], rank[case]["traceback"]
     return ranks[0][case]["value"]
@@ -39,7 +39,7 @@ def saved_by_four(folder: Path) -> Ranks:
 
 @pytest.fixture(scope="module")
 def two(folder: Path, saved_by_four: Ranks) -> Ranks:
-    """They save, and load what all have saved."""
+    """Two ranks save, and load what all have saved."""
     cases = [f"{verb}-{name}" for verb in ("save", "load") for name in ON_RANKS[2]]
     return run(folder, 2, [*cases, "untrained_and_frozen", "factored_states", "mistakes"])
 
@@ -91,7 +91,7 @@ def test_state_is_not_made_up(two: Ranks) -> None:
     found = value(two, "untrained_and_frozen")
     assert found["states"] == 0
     assert found["loaded"] == found["saved"]
-    assert found["loaded states"] == found["saved states"] == 5  # one of six is frozen
+    assert found["loaded states"] == found["saved states"] == 5  # five of six parameters: one is frozen
 
 
 def test_states_of_other_shapes(two: Ranks) -> None:
@@ -140,7 +140,7 @@ def test_random_numbers_go_on(tmp_path: Path) -> None:
 
 
 def test_compiled_or_not(tmp_path: Path) -> None:
-    """Saved from a compiled model, with tied weights; read by one that is not."""
+    """Saved from a compiled model with tied weights, loaded into one that is not compiled."""
 
     def tied(value: float) -> torch.nn.Module:
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
@@ -161,7 +161,7 @@ def test_compiled_or_not(tmp_path: Path) -> None:
 
 
 def test_one_process_goes_on(tmp_path: Path) -> None:
-    """In the background too, without any process group."""
+    """Also with background saving, without a process group."""
     torch.manual_seed(0)
     model = Net().double()
     optimizer, scheduler = trained_by(model)

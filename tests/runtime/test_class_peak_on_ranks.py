@@ -1,4 +1,4 @@
-"""The predicted peak is that of steps on real ranks where the loss is split over its classes."""
+"""The predicted peak matches steps on real ranks where the loss is split over its classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from check_peak import check_peak
 from class_peak_cases import CASES, CLASSES, ROWS
 from launch import launch, selected
 
-UNDER, OVER = 0.005, 0.02  # what a step may need beyond the prediction, and the prediction beyond a step
+UNDER, OVER = 0.005, 0.02  # fractions by which a step may exceed the prediction, and be below it
 
 
 @pytest.fixture(scope="module")

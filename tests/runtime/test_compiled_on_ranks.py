@@ -1,4 +1,4 @@
-"""`torch.compile(model, fullgraph=True)` of planned models: whole graphs, and the numbers of eager mode."""
+"""`torch.compile(model, fullgraph=True)` of planned models: no graph breaks, and the results of eager mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL = {
 def check(found: dict[str, Any], tolerance: float) -> None:
     assert "error" not in found, found["traceback"]
     value = found["value"]
-    assert value["graphs"] == 2  # of the first call, which looks its plan up, and of all others
+    assert value["graphs"] == 2  # one for the first call, which looks up its plan, and one for all others
     assert value["losses"] <= tolerance
     assert value["parameters"] <= tolerance
 

@@ -1,4 +1,4 @@
-"""Kernels of the user's read memory: what is contiguous in one process is so for them under every plan."""
+"""User kernels read memory directly: a tensor that is contiguous in one process is contiguous under every plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def places(x: Tensor) -> Tensor:
 
 
 def in_memory(x: Tensor) -> Tensor:
-    """The elements in the order in which they lie, as a kernel has them that is given an address."""
+    """The elements in memory order, as a kernel sees them that gets an address."""
     return (x.as_strided((x.numel(),), (1,)) * places(x).flatten()).view(x.shape)
 
 
@@ -60,7 +60,7 @@ class Model(nn.Module):
         return self.kernel(h.permute(3, 0, 1, 2).contiguous()).square().sum()
 
 
-@pytest.mark.filterwarnings("ignore:.*(in_memory|Kernel)")  # no rule is found for it
+@pytest.mark.filterwarnings("ignore:.*(in_memory|Kernel)")  # has no rule
 @pytest.mark.parametrize("kernel", [Kernel.apply, operator], ids=["autograd function", "operator"])
 def test_a_kernel_is_given_contiguous_memory(kernel: Callable[[Tensor], Tensor]) -> None:
     for seed in (2, 3, 22, 25, 29, 30):

@@ -1,4 +1,4 @@
-"""What conversions stage on real ranks is what is foreseen of them, and predicted peaks have it."""
+"""The predicted staging memory of conversions matches real ranks, and predicted peaks include it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from conversion_peak_cases import PEAKS, STAGED
 from launch import launch, selected
 from thinned import every
 
-QUICK = "conv, tp", "llama, tp, split sequence", "S1, S2", "S2, S1", "view, R", "S2, R, S2"  # of each model some
-UNDER, OVER = 0.001, 0.03  # what a step may need beyond the prediction, and the prediction beyond a step
+QUICK = "conv, tp", "llama, tp, split sequence", "S1, S2", "S2, S1", "view, R", "S2, R, S2"  # some cases of each model
+UNDER, OVER = 0.001, 0.03  # fractions by which a step may exceed the prediction, and be below it
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,9 @@ def ranks(request: pytest.FixtureRequest) -> dict[int, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("many", [2, 4])
-@pytest.mark.parametrize("case", every(4, STAGED))  # of each shape and order one
+@pytest.mark.parametrize("case", every(4, STAGED))  # one case for each shape and order
 def test_what_a_conversion_stages(ranks: dict[int, list[dict[str, Any]]], many: int, case: str) -> None:
-    """Never more than is foreseen on any rank; and where all dims divide, as much on the last one."""
+    """Never more than predicted on any rank; where all dims divide evenly, exactly the prediction on the last rank."""
     for rank in ranks[many]:
         assert "value" in rank[case], rank[case]
         for pair, peaks, _, _, foreseen in rank[case]["value"]:

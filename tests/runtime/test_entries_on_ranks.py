@@ -1,4 +1,4 @@
-"""Submodules and other methods of a planned model are called as those of a plain one, on real ranks."""
+"""Submodules and other methods of a planned model can be called as those of a plain one, on real ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_they_give_what_one_process_gives(case: str, preset: str, ranks: list[di
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_hooks_of_a_submodule_see_plain_tensors_once_a_call(preset: str, ranks: list[dict[str, Any]]) -> None:
-    for apart, plain, calls in values(ranks, f"hooked-{preset}"):  # the model's own call traces the hook
+    for apart, plain, calls in values(ranks, f"hooked-{preset}"):  # the model's own call includes the hook, as traced
         assert (apart < 1e-12, calls - plain, plain) == (True, 0, 5)
 
 

@@ -1,4 +1,4 @@
-"""The gradient of an extremum whose equal elements lie unevenly over ranks, differentiated again."""
+"""The second derivative of an extremum whose ties are distributed unevenly over ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process as one rank of many on torch's fake process group: nobody waits for ranks that do not exist."""
+"""One process acts as one of many ranks on torch's fake process group: nothing waits for the other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The predicted peak of a call without gradients is that of calls on real ranks, with what is gathered meanwhile."""
+"""The predicted peak of a call without gradients matches calls on real ranks, including gathered parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forward_peak_cases import CASES
 from launch import launch, selected
 from thinned import every
 
-UNDER, OVER = 0.001, 0.01  # what a call may need beyond the prediction, and the prediction beyond a call
+UNDER, OVER = 0.001, 0.01  # fractions by which a call may exceed the prediction, and be below it
 
 
 @pytest.fixture(scope="module")

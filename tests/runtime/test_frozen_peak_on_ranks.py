@@ -1,4 +1,4 @@
-"""The predicted peak is that of steps on real ranks where parameters are frozen: forward may hold it."""
+"""The predicted peak matches steps on real ranks with frozen parameters, where the peak may be in forward."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from frozen_peak_cases import CASES, LAYERS, RECOMPUTING
 from launch import launch, selected
 from thinned import every
 
-UNDER, OVER = 0.005, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
+UNDER, OVER = 0.005, 0.05  # fractions by which a step may exceed the prediction, and be below it
 TRAINED = [case for case in CASES[2] if "trained" in case]
-OVER_IN_PARTS = 0.08  # where an embedding is one bucket, and adapters beside it others that are taken for as large
+OVER_IN_PARTS = 0.08  # the embedding is one bucket, and buckets of adapters beside it count as equally large
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 
 def test_frozen_weights_are_gathered_again_and_train_the_same(ranks: list[dict[str, Any]]) -> None:
-    """Those of layers before which nothing is trained are not kept for backward, all others are."""
+    """Frozen weights with trained layers before them are regathered in backward; the first ones are not read there."""
     for rank in ranks:
         again = _trained(rank["adapters, trained, fsdp"])["again"]
         assert {"model.layers.1.mlp.up_proj.weight", "model.layers.3.self_attn.q_proj.base.weight"} <= set(again)
@@ -30,14 +30,14 @@ def test_frozen_weights_are_gathered_again_and_train_the_same(ranks: list[dict[s
 
 @pytest.mark.parametrize("preset", RECOMPUTING)
 def test_with_all_blocks_recomputed_they_train_the_same(ranks: list[dict[str, Any]], preset: str) -> None:
-    """The first one too, of which the input needs no gradient."""
+    """Also the first block, whose input needs no gradient."""
     for rank in ranks:
         found = _trained(rank[f"adapters, trained, {preset}"])
         assert found["recomputed"] == [f"model.layers.{i}" for i in range(LAYERS)]
 
 
 def _trained(found: dict[str, Any]) -> dict[str, Any]:
-    """What a case made, whose losses are those of one process."""
+    """The result of a case, after checking that its losses are those of one process."""
     assert "value" in found, found
     alone, many = found["value"]["losses"]
     assert alone == pytest.approx(many, rel=1e-12)

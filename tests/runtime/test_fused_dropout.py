@@ -1,5 +1,5 @@
-"""Attention with dropout where a fused kernel draws by itself. CPUs have none: what stands for it here draws from the
-default generator, too."""
+"""Attention with dropout in a fused kernel that draws its own numbers. CPUs have none, so a substitute draws from the
+default generator, as the kernel does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPE = (4, 2, 8, 16)
 
 
 def attended(layout: str, rank: int, key: int, position: int = 3) -> torch.Tensor:
-    """What a rank of two has of attention whose keys and queries are alike: all differs by what is dropped."""
+    """One of two ranks' attention results; keys and queries are equal, so that results differ only by dropout."""
     found = Layout.parse(layout)
     of_keys = Layout.replicated(1) if layout == "S2" else found
     lie, shapes = (found, of_keys, of_keys), (SHAPE,) * 3
@@ -26,7 +26,7 @@ def attended(layout: str, rank: int, key: int, position: int = 3) -> torch.Tenso
     step = torch.tensor(key)
     made = masks.attention_dropout(F.scaled_dot_product_attention, given, {"dropout_p": 0.5}, context, step)
     again = masks.attention_dropout(F.scaled_dot_product_attention, given, {"dropout_p": 0.5}, context, step)
-    torch.testing.assert_close(made, again, rtol=0, atol=0)  # a replay
+    torch.testing.assert_close(made, again, rtol=0, atol=0)  # as in a replay
     return made.detach()
 
 
@@ -41,7 +41,8 @@ def test_ranks_draw_alike_where_they_have_the_same_part() -> None:
     one, other = (attended("R", rank, key=7) for rank in range(2))
     torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert 0.7 < float(one.mean()) < 1.3 and one.std() > 0.1
-    torch.testing.assert_close(torch.get_rng_state(), before, rtol=0, atol=0)  # the loop's own draws are what they were
+    # the loop's own random numbers are unaffected
+    torch.testing.assert_close(torch.get_rng_state(), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("layout", ["S0", "S1"])
@@ -58,7 +59,7 @@ def test_parts_steps_and_layers_draw_anew(layout: str) -> None:
 
 
 def test_a_part_of_the_queries_has_the_mask_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No fused kernel knows which queries it has."""
+    """A fused kernel does not know the positions of its queries, so it is not used for a part of them."""
     part = attended("S2", 1, key=7)
     monkeypatch.setattr(masks, "takes_fused", lambda *args, **kwargs: False)
     torch.testing.assert_close(part, attended("R", 0, key=7)[:, :, 4:], rtol=0, atol=1e-6)

@@ -1,6 +1,6 @@
-"""Random small models under random plans that the rules allow, on four simulated ranks, give one process' numbers.
+"""Random small models under random valid plans, on four simulated ranks, give the results of one process.
 
-No optimum picks most of these strategies. A failing seed is named; `python tests/runtime/fuzzing.py SEED` replays it.
+The solver would rarely choose such strategies. `python tests/runtime/fuzzing.py SEED` replays a failing seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MESHES = ((4,), (2, 2))
 
 
 def deviation(seed: int) -> float:
-    """The largest difference from one process: loss and gradients, over all ranks."""
+    """The largest difference of loss and gradients from one process, over all ranks."""
     model = Fuzzed(seed)
     traced = trace(model, model.inputs)
     plan = random_plan(traced.graph, model, MESHES[seed % len(MESHES)], random.Random(seed))
@@ -51,7 +51,7 @@ def test_three_hundred_random_models(block: int) -> None:
     for seed in range(1000 + 20 * block, 1020 + 20 * block):
         try:
             error: object = deviation(seed)
-        except Exception as problem:  # told with its seed, with those of the other models
+        except Exception as problem:  # reported with its seed, together with those of other models
             error = f"{type(problem).__name__}: {problem}"
         if not isinstance(error, float) or not error < 1e-8:
             failed[seed] = error

@@ -1,6 +1,6 @@
-"""Gathers that are under way at once end with what the ranks gave, in eager mode and compiled.
+"""Several concurrent gathers deliver the ranks' values, in eager mode and compiled.
 
-Over gloo, several at once of `_c10d_functional.all_gather_into_tensor` (torch 2.13) bring a rank down within a second.
+Over gloo, several concurrent `_c10d_functional.all_gather_into_tensor` (torch 2.13) crash a rank within a second.
 """
 
 from __future__ import annotations

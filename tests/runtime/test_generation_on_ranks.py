@@ -1,4 +1,4 @@
-"""`generate` on a planned model gives one process' tokens, and plans no call twice: see `generation_cases`."""
+"""`generate` on a planned model gives the tokens of one process, and plans no call twice: see `generation_cases`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peaks of steps on ranks where readers convert what they read, and so its gradient: as predicted."""
+"""The predicted peak matches steps on ranks where ops convert their inputs, and hence the inputs' gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from check_peak import check_peak
 from gradient_peak_cases import CASES
 from launch import launch, selected
 
-UNDER, OVER = 0.007, 0.03  # what a step may need beyond the prediction, and the prediction beyond a step
+UNDER, OVER = 0.007, 0.03  # fractions by which a step may exceed the prediction, and be below it
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Where ranks compute in bf16, the predicted peak is that of steps too: copies that a plan drops are dropped."""
+"""With bf16 compute the predicted peak also matches steps; bf16 copies that a plan drops are really freed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from half_peak_cases import CASES
 from launch import launch, selected
 
 QUICK = (1, "llama"), (2, "llama, whole")
-UNDER, OVER = 0.001, 0.025  # what a step may need beyond the prediction, and the prediction beyond a step
+UNDER, OVER = 0.001, 0.025  # fractions by which a step may exceed the prediction, and be below it
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,6 @@ def test_peak(ranks: dict[int, list[dict[str, Any]]], at: tuple[int, str]) -> No
 
 
 def test_copies_are_dropped(ranks: dict[int, list[dict[str, Any]]]) -> None:
-    """At some budgets that is what there is to do."""
+    """At some budgets dropping copies is all that is needed."""
     for found in ranks.values():
         assert any(case["value"]["again"] for case in found[0].values())

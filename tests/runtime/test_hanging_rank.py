@@ -1,4 +1,4 @@
-"""A rank that hangs: the others end with an error that names rank, step and collective."""
+"""If one rank hangs, the others end with an error that names the rank, step and collective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 RANKS = 4
 
 
-@pytest.mark.slow  # of the waits in test_uneven_calls.py one is not
+@pytest.mark.slow  # a similar wait in test_uneven_calls.py is not slow
 def test_the_others_do_not_hang() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

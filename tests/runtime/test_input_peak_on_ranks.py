@@ -1,4 +1,4 @@
-"""What lives of a batch is the batch as it was given and, in the dtype in which ranks compute, the part of each."""
+"""Of a batch two tensors exist: the batch as given, and the rank's shard in the compute dtype."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ def test_gradient_of_a_cast_input(ranks: list[dict[str, Any]], case: str) -> Non
         assert "value" in rank[case], rank[case]
         found = rank[case]["value"]
         assert found["dtype"] == "torch.float32"
-        assert found["error"] < 1e-2  # of bfloat16
+        assert found["error"] < 1e-2  # precision of bfloat16

@@ -1,4 +1,4 @@
-"""Masks and tables that forward keeps cost no plans and no warnings, on real ranks."""
+"""Masks and tables that forward caches cause neither new plans nor warnings, on real ranks."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def test_a_model_that_keeps_tables_is_planned_once_for_each_kind_of_call(
 ) -> None:
     for worst, traces, told in values(ranks, preset):
         assert worst < 1e-12 and not told
-        assert traces == [7, 0]  # of six kinds of calls, and of the first once more
+        assert traces == [7, 0]  # six kinds of calls, the first of them twice

@@ -1,4 +1,4 @@
-"""What tells one kind of call from another: enough that none runs the graph of another, and no more."""
+"""Which calls share a graph: no call runs the graph of a different kind, and no more graphs exist than needed."""
 
 from __future__ import annotations
 

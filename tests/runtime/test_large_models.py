@@ -1,4 +1,4 @@
-"""Models that are built on the meta device get, on real ranks, one process' values: see `large_cases`."""
+"""Models built on the meta device get the values of one process on real ranks: see `large_cases`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_values_are_one_process(name: str, preset: str, two: list[dict[str, Any]
         assert not found["generators_differ"]
         assert not found["tied_apart"]
         assert found["loss_error"] < 1e-6
-        # What a rank holds behind its parts of the parameters: nothing keeps a whole one alive.
+        # Bytes of the storages behind a rank's shards: none of them keeps a whole parameter alive.
         assert (
             found["share"] == pytest.approx(1) if preset == "ddp" else found["share"] < (0.6 if name != "odd" else 0.8)
         )
@@ -38,7 +38,7 @@ def test_values_are_one_process(name: str, preset: str, two: list[dict[str, Any]
 def test_draws_are_those_of_rank_zero(two: list[dict[str, Any]]) -> None:
     first, second = values(two, "seeds_of_rank_zero")
     assert first["differing"] == second["differing"] == []
-    assert not first["kept"]  # its generator has moved on, as after building the model
+    assert not first["kept"]  # the generator has advanced, as after building the model
     assert second["kept"]
 
 
@@ -56,7 +56,7 @@ def test_a_checkpoint_fills_what_nothing_was_drawn_for(two: list[dict[str, Any]]
 
 
 def test_no_rank_holds_the_whole_model(two: list[dict[str, Any]]) -> None:
-    """Half of the model, and one layer of 64 with the numbers that are drawn for it."""
+    """A rank holds half of the model, and one of 64 layers with the numbers drawn for it."""
     for found in values(two, "never_whole"):
         assert 0.5 <= found["share"] < 0.6
 

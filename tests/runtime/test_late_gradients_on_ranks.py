@@ -1,4 +1,4 @@
-"""Gradients of parameters that the pass in which gradients move does not come to are moved with the others."""
+"""Gradients of parameters that the reducing pass does not reach are reduced with the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_gradients_asked_for_are_of_one_loss_and_leave_those_that_wait(ranks: li
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_hooks_do_not_run_for_gradients_of_earlier_passes(ranks: list[dict[str, Any]], preset: str) -> None:
-    waits = preset != "tp"  # there the sums of a bias come at once
+    waits = preset != "tp"  # under tp the bias' gradients come in each pass
     for alone, penalised in values(ranks, f"kept, {preset}"):
         assert alone == [number for number in range(6) for _ in range(2) if number % 2 or not waits]
         assert penalised == [number for number in range(6) for _ in range(2)]
@@ -52,5 +52,5 @@ def test_hooks_run_when_gradients_come(ranks: list[dict[str, Any]], case: str) -
         assert "error" not in rank[case], rank[case]["traceback"]
         found = rank[case]["value"]
         assert found["error"] < 1e-12
-        if "tp" not in case:  # there sums come at once, in the last pass
+        if "tp" not in case:  # elsewhere the accumulated gradients come at once, in the last pass
             assert found["gradient"] == 2 * STEPS and found["behind"] == STEPS

@@ -1,4 +1,4 @@
-"""States of parameters that other calls train count in each call's predicted peak, whichever was planned first."""
+"""Optimizer states of parameters that other calls train count in each call's predicted peak, in any planning order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from launch import launch
 
 PEAKS = [case for case in CASES[2] if ", " in case]
 UNDER, OVER = 0.001, 0.002
-OF_SUMS = 0.15  # of one weight that two ops read: their sum is given up before the bucket's result is there, and counts
+# a weight that two ops read: the sum of its gradients is counted beside the bucket's result, but freed before
+OF_SUMS = 0.15
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def test_peak(ranks: list[dict[str, Any]], case: str, kind: str) -> None:
         assert "value" in rank[case], rank[case]
         measured, predicted = rank[case]["value"][kind]["measured"], rank[case]["value"][kind]["predicted"]
         assert measured <= predicted * (1 + UNDER), f"{measured} bytes, predicted {predicted}"
-        if kind != "both":  # which no other call trains more than
+        if kind != "both":  # no other call trains more parameters than "both"
             over = OF_SUMS if kind == "head" else OVER
             assert predicted <= measured * (1 + over), f"{measured} bytes, predicted {predicted}"
 

@@ -1,4 +1,4 @@
-"""A model with a module that cannot be traced trains on two ranks as on one process: see `leaf_cases`."""
+"""A model with modules that cannot be traced trains on two ranks as in one process: see `leaf_cases`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_equals_one_process(case: str, two: list[dict[str, Any]]) -> None:
 
 
 def test_a_leaf_that_nobody_asked_for_is_told(two: list[dict[str, Any]]) -> None:
-    assert two[0]["gate"]["value"]["warnings"] == 1  # the three are alike
+    assert two[0]["gate"]["value"]["warnings"] == 1  # one for three equal leaves
     assert two[0]["function"]["value"]["warnings"] == 1
     assert two[0]["experts-fsdp"]["value"]["warnings"] == 0
 

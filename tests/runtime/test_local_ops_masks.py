@@ -1,4 +1,4 @@
-"""The counter-based masks look random: along dims, across rows, nodes, steps and seeds."""
+"""Statistics of the counter-based masks: independent along dims, across rows, nodes, steps and seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mask(key: torch.Tensor, position: int = 0, drop: float = 0.5, side: int = SI
 
 
 def assert_independent(a: torch.Tensor, b: torch.Tensor) -> None:
-    """The correlation of two masks of fair coins is within 5 standard deviations of none."""
+    """The correlation of two masks of fair coins is within 5 standard deviations of 0."""
     correlation = ((a - 0.5) * (b - 0.5)).mean().item() * 4
     assert abs(correlation) < 5 / math.sqrt(a.numel())
 
@@ -56,7 +56,7 @@ def test_rows_of_one_mask_are_all_different() -> None:
 
 
 def test_state_resumes() -> None:
-    """A state that was saved draws what the first would have drawn."""
+    """A restored state draws what the original would have drawn."""
     state = RandomState(5, CPU)
     state.next_key()
     saved = state.state_dict()

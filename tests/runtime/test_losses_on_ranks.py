@@ -1,4 +1,4 @@
-"""Losses outside of the model: calls that leave them out, and what the loop changes in them."""
+"""Losses outside of the model: calls without them, and changes that the loop makes to them."""
 
 from __future__ import annotations
 

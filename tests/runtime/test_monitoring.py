@@ -1,4 +1,4 @@
-"""What a monitor logs: the work of all ranks, once a step on rank 0, beside the plan's predictions."""
+"""What a monitor logs: the work of all ranks, once for each step on rank 0, beside the plan's predictions."""
 
 from __future__ import annotations
 

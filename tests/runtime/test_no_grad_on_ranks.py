@@ -1,4 +1,4 @@
-"""Calls without gradients after a step are as in one process, whatever moves only in backward."""
+"""Calls without gradients after a step equal one process, also for tensors that are only communicated in backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autograd functions may be given any object: it reaches them under a plan too, the same one."""
+"""Autograd functions may take any object as argument; under a plan they get the same object."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kind(enum.IntFlag):
 
 
 class Scaled(torch.autograd.Function):
-    """Its second argument says how."""
+    """The second argument is an object that determines the factor."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, how: Any) -> torch.Tensor:
@@ -76,7 +76,7 @@ def test_it_is_given_under_any_plan(kind: str) -> None:
 
 
 def test_ranks_have_objects_at_other_places() -> None:
-    """And a plan that was saved is read in another process."""
+    """Ranks have the objects at different addresses, and a saved plan is read by another process."""
     first, second = Plain(), Plain()
     one, other = (fingerprint(trace(Model(how), X).graph) for how in (first, second))
     assert one == other

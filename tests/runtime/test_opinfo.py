@@ -1,7 +1,7 @@
-"""Ops and modules of PyTorch's own test database give eager mode's numbers under random plans.
+"""Ops and modules of PyTorch's own test database give the results of eager mode under random plans.
 
-What is refused with a clear error passes; what is wrong, or fails in other words, does not.
-`python tests/runtime/opinfo_sweep.py WORD` shows those of one op.
+A clear refusal passes; wrong results and other errors fail. `python tests/runtime/opinfo_sweep.py WORD` shows the
+outcomes of single ops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from one_op import database, sized
 from opinfo_sweep import SIZES, Outcome, modules_swept, swept
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own samples, and of ops without a rule
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of torch's own samples, and of ops without a rule
 FEW = ("as_strided", "bucketize", "cumsum", "istft", "masked_fill", "nn.functional.conv_transpose2d", "softmax", "tile")
 BLOCKS = 24
 

@@ -1,4 +1,4 @@
-"""Parts of a planned model, and what stands beside it."""
+"""Parts of a planned model, and tensors and modules beside it."""
 
 from __future__ import annotations
 

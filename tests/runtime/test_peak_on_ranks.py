@@ -1,4 +1,4 @@
-"""The predicted peak is that of steps on real ranks, for tiny models too, where one bucket holds many blocks."""
+"""The predicted peak matches steps on real ranks, also for tiny models, where one bucket holds many blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launch import launch, selected
 from peak_cases import CASES
 from thinned import every
 
-UNDER, OVER = 0.005, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
+UNDER, OVER = 0.005, 0.05  # fractions by which a step may exceed the prediction, and be below it
 
 
 @pytest.fixture(scope="module")

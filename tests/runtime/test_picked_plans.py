@@ -1,4 +1,4 @@
-"""What a mask of unknown contents picks is the same under any plan."""
+"""Rows that a mask of unknown contents selects are the same under any plan."""
 
 from __future__ import annotations
 
@@ -22,5 +22,6 @@ def test_values_and_gradients_are_those_of_the_unsplit_model(kind: str) -> None:
         model.zero_grad()
         inputs = batch(seed)
         plan = random_plan(traced.graph, model, (2,), random.Random(seed))
-        rounded = torch.finfo(torch.half).eps if kind == "of_half_precision" else 1e-10  # where parts are joined
+        # rounding where shards are summed
+        rounded = torch.finfo(torch.half).eps if kind == "of_half_precision" else 1e-10
         assert deviation(model, inputs, traced, plan) < rounded

@@ -1,4 +1,4 @@
-"""Loss scaling skips a step on all ranks or on none; gradients are summed in the dtype that the user says."""
+"""Loss scaling skips a step on all ranks or on none; gradients are reduced in the dtype that the user requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_scaler_does_what_it_does_in_one_process(preset: str, two: list[dict[s
     for found in values(two, f"scaler-{preset}"):
         assert found["skipped"] == found["expected"]["skipped"] == [OVERFLOWS, SPOILT]
         assert found["scales"] == found["expected"]["scales"]
-        assert found["error"] < 2e-3  # float16
+        assert found["error"] < 2e-3  # precision of float16
 
 
 @pytest.mark.parametrize("preset", ["ddp", "fsdp"])
@@ -31,4 +31,11 @@ def test_gradients_are_summed_in_the_given_dtype(dtype: str, preset: str, two: l
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_autocast_of_the_model(preset: str, two: list[dict[str, Any]]) -> None:
-    assert max(values(two, f"autocast-{preset}")) < 2e-2  # bfloat16
+    assert max(values(two, f"autocast-{preset}")) < 2e-2  # precision of bfloat16
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_norms_with_running_statistics_run_in_half_precision(preset: str, two: list[dict[str, Any]]) -> None:
+    for found in values(two, f"norms-{preset}"):
+        assert len(found) == 13
+        assert max(found) < 0.05

@@ -1,4 +1,4 @@
-"""Models whose dims no number of ranks divides train as in one process: all ranks begin their collectives alike."""
+"""Models whose dims no number of ranks divides train as in one process: all ranks begin the same collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ragged_cases import CASES
 
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest) -> Callable[[int], list[dict[str, Any]]]:
-    """What so many ranks found of the cases that are to run."""
+    """The results of a number of ranks for the cases that are to run."""
     return functools.cache(lambda ranks: launch("ragged_cases.py", ranks, cases=selected(request, "scheme")))
 
 

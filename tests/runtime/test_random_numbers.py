@@ -1,4 +1,4 @@
-"""Ops that draw random numbers: the same ones under any plan, on any mesh, on every rank and in a replay."""
+"""Ops that draw random numbers draw the same under any plan, on any mesh, on every rank and in a replay."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Masked(torch.autograd.Function):
 
 
 class Drawing(nn.Module):
-    """Layers dropped for each sample, noise of several kinds, rows in a random order."""
+    """Dropout of whole layers for single samples, several kinds of noise, and a random permutation of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Drawing(nn.Module):
 
 
 def outcome(model: nn.Module, traced: Traced, plan: Plan) -> list[torch.Tensor]:
-    """The loss and the gradients, whole, which every rank must see alike."""
+    """The loss and the gradients, whole; they must be equal on all ranks."""
     shape = plan.mesh_shape
     storage: dict[str, Layout] = {p.name: p.storage for p in plan.parameters}
 
@@ -125,7 +125,7 @@ def test_every_plan_draws_the_same_numbers(seed: int) -> None:
     model = Drawing()
     traced = trace(model, INPUTS)
     alone = outcome(model, traced, replace(random_plan(traced.graph, model, (1, 1), random.Random(0)), recompute=()))
-    torch.manual_seed(seed)  # what the default generator holds must not matter
+    torch.manual_seed(seed)  # the state of the default generator must not matter
     plan = random_plan(traced.graph, model, (2, 2), random.Random(seed))
     for mine, whole in zip(outcome(model, traced, plan), alone, strict=True):
         torch.testing.assert_close(mine, whole, rtol=1e-10, atol=1e-12)
@@ -142,7 +142,7 @@ def test_a_replay_draws_the_same_numbers() -> None:
 
 
 class Recurrent(nn.Module):
-    """Layers of each kind with dropout between them, as `torch.nn` has it."""
+    """Each kind of recurrent layer of `torch.nn`, with dropout between layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_dropout_between_recurrent_layers_is_that_of_one_process(seed: int) -> N
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_layers_one_by_one_are_the_module(kind: type[nn.RNNBase]) -> None:
-    """With a dropout that drops next to nothing the layers that run one by one give what the module gives."""
+    """With a dropout rate of almost 0 the layers run one by one, and give the module's results."""
 
     class Sequences(nn.Module):
         def __init__(self) -> None:
@@ -195,7 +195,7 @@ def test_layers_one_by_one_are_the_module(kind: type[nn.RNNBase]) -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # the compiler's own
 def test_numbers_drawn_within_a_compiled_reduction_are_those_of_eager_mode() -> None:
-    """Where an index was multiplied first, the loop of inductor's C++ did not end: see `bits`."""
+    """When the index was multiplied first, the loop of Inductor's C++ code did not end: see `bits`."""
     key, x = torch.tensor(7), torch.zeros(4, 32)
 
     def noisy(x: torch.Tensor) -> torch.Tensor:

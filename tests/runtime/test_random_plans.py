@@ -1,4 +1,4 @@
-"""Whatever plan the rules allow, N ranks equal one process: strategies, storage and segments drawn at random."""
+"""Random valid plans on N ranks equal one process: strategies, storage and segments are drawn at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime on real ranks, under plans made by hand: one launch a world size runs all cases of `rank_cases`."""
+"""The runtime on real ranks under hand-made plans: one launch for each world size runs all cases of `rank_cases`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STYLES = ("dp", "tp", "fsdp")
 KINDS = ("", "+recompute", "+regather")
 ON_LINE = [style + kind for style in STYLES for kind in KINDS]
 ON_SQUARE = [styles + kind for styles in ("dpxtp", "tpxfsdp", "dpxfsdp", "fsdpxfsdp") for kind in KINDS]
-EXACT = 1e-9  # float64 after several AdamW steps
+EXACT = 1e-9  # relative error in float64 after several AdamW steps
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +27,13 @@ def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def two(
     request: pytest.FixtureRequest, four: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.getbasetemp() / "checkpoint"  # what the four saved
+    folder = tmp_path_factory.getbasetemp() / "checkpoint"  # saved by the four ranks
     cases = needed(request, CASES[2], "on_two", of=ON_LINE)
     return launch("rank_cases.py", 2, cases=cases, environment={"CHECKPOINT": str(folder)})
 
 
 def value(ranks: list[dict[str, Any]], case: str) -> Any:
-    """What the case found, which must be no error on any rank."""
+    """The result of a case, which must not fail on any rank."""
     for rank in ranks:
         assert "error" not in rank[case], rank[case]["traceback"]
     return ranks[0][case]["value"]
@@ -86,7 +86,7 @@ def test_what_two_axes_gather_is_under_way_before_its_use(four: list[dict[str, A
     stretches = " ".join(logs[0]).split("product")
     assert [stretch.split() for stretch in stretches] == [
         ["begin0", "begin0", "begin0", "wait0", "begin1", "wait1", "wait0", "begin1"],
-        ["wait1", "wait0", "begin1"],  # the second bucket: its last gather had the first product to hide behind
+        ["wait1", "wait0", "begin1"],  # the second bucket: its last gather was hidden behind the first product
         ["wait1"],
         [],
     ]

@@ -1,4 +1,4 @@
-"""Numbers that forward reads of tensors, and rows that masks pick, on two ranks: all comes out as in one process."""
+"""Values that forward reads of tensors, and rows that masks select, on two ranks: results equal one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forward reads besides its inputs and registered tensors: losses and gradients are those of one process."""
+"""Forward reads more than inputs and registered tensors: losses and gradients equal one process."""
 
 from __future__ import annotations
 

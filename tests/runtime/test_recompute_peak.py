@@ -1,4 +1,4 @@
-"""One device at the smallest budget: the first block recomputes, and a real step takes what was planned."""
+"""One device with the smallest budget: the first block recomputes, and the peak of a real step is the predicted one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCKS, WIDTH, ROWS = 5, 64, 256
 
 
 class Block(nn.Module):
-    """Turns by angles and widens, as blocks of Llama do, without attention."""
+    """Rotation by angles and a feed-forward layer, as in Llama's blocks, but without attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class Turning(nn.Module):
-    """Blocks that read angles which are the model's."""
+    """Blocks that read angles from buffers of the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class Turning(nn.Module):
 
 
 class Given(Turning):
-    """The same with angles that are inputs."""
+    """The same with angles as inputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        del self.cos, self.sin  # buffers that nothing reads would take memory beside the inputs
+        del self.cos, self.sin  # unread buffers would take memory beside the inputs
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
         for block in self.blocks:
@@ -63,7 +63,7 @@ class Given(Turning):
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process group of this process."""
+    """A process group of this process only."""
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
     dist.init_process_group("gloo")
@@ -87,7 +87,7 @@ def rows() -> Tensor:
 
 
 def test_buffers_of_all_blocks_need_no_larger_budget_than_inputs() -> None:
-    """As inputs they stand before the first block, which is then equal to the others."""
+    """As inputs, the angles come before the first block, which is then equal to the others."""
     model, x = Turning(), rows()
     angles = {"cos": model.cos, "sin": model.sin}
     assert smallest_budget(model, {"x": x}) == smallest_budget(Given(), {"x": x} | angles)  # type: ignore[dict-item]

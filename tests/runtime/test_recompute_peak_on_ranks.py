@@ -1,4 +1,4 @@
-"""The predicted peak is that of steps on real ranks where blocks of attention are recomputed."""
+"""The predicted peak matches steps on real ranks where blocks of attention are recomputed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from check_peak import check_peak
 from launch import launch, selected
 from recompute_peak_cases import CASES
 
-UNDER, OVER = 0.003, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
+UNDER, OVER = 0.003, 0.05  # fractions by which a step may exceed the prediction, and be below it
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A constructor that runs without data and is then replayed has the values, and the generator, of one that just ran."""
+"""A constructor recorded without data and then replayed gives the values and generator state of a direct run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Build = Callable[[], nn.Module]
 
 
 class Odd(nn.Module):
-    """Every way in which we have seen constructors fill tensors."""
+    """Uses every way of filling tensors that we have seen in constructors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def test_values_are_those_of_the_constructor(name: str) -> None:
 def test_numbers_that_nothing_reads_are_drawn_in_pieces(
     elements: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first values of a layer, which the model overwrites, never lie in memory, and the second are right."""
+    """A layer's first values, which the model overwrites, are never all in memory; the second ones are right."""
     monkeypatch.setattr("autopar.runtime.weights.replaying.PIECE_ELEMENTS", 1024)
 
     def build() -> nn.Module:
@@ -146,11 +146,11 @@ def test_recording_draws_nothing() -> None:
     with recording():
         Odd()
     assert torch.equal(torch.get_rng_state(), before)
-    assert nn.init.trunc_normal_(torch.empty(4)).abs().max() > 0  # torch's own is back in its place
+    assert nn.init.trunc_normal_(torch.empty(4)).abs().max() > 0  # torch's own function is restored
 
 
 def test_what_draws_nothing_runs_alone() -> None:
-    """Rotary frequencies of a large model are had without its weights."""
+    """Rotary frequencies of a large model can be computed without its weights."""
     build = of("LlamaForCausalLM", num_hidden_layers=2)  # 0.7 billion parameters
     found, steps = _replayed(build, only=lambda name: "inv_freq" in name)
     assert not steps.draws
@@ -158,7 +158,7 @@ def test_what_draws_nothing_runs_alone() -> None:
 
 
 def test_only_what_is_needed_is_in_memory() -> None:
-    """A storage lives from the op that fills it to the last that needs it, whatever the constructor does between."""
+    """A storage lives from the op that fills it to the last op that needs it, whatever the constructor does between."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:

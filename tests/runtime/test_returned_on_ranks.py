@@ -1,4 +1,4 @@
-"""Outputs of planned models are tensors like those of one process: they can be written, and viewed."""
+"""Outputs of planned models behave like those of one process: they can be modified in place and viewed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The predicted peak is that of steps on real ranks where the caller holds more than a loss."""
+"""The predicted peak matches steps on real ranks where the caller holds more results than a loss."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from launch import launch, selected
 from returned_peak_cases import CASES, WIDE
 from thinned import every
 
-UNDER, OVER = 0.005, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
-GATHERED = "probabilities, tp"  # the peak is where logits are gathered, and probabilities are not there yet
+UNDER, OVER = 0.005, 0.05  # fractions by which a step may exceed the prediction, and be below it
+GATHERED = "probabilities, tp"  # the peak is where logits are gathered, before probabilities exist
 ALWAYS = GATHERED, *WIDE
 
 

@@ -1,4 +1,4 @@
-"""Gradients that are differentiated again are those of one process, on real ranks."""
+"""Second derivatives equal those of one process, on real ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ranks() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("way", [*(f"{preset}-global" for preset in PRESETS), "ddp-local", "fsdp-local"])
 @pytest.mark.parametrize("name", [*BY_THE_LOOP, *BY_FORWARD])
 def test_gradients_of_gradients_are_those_of_one_process(name: str, way: str, ranks: list[dict[str, Any]]) -> None:
-    """Penalties, products with a Hessian and meta-learning; forces and equations that forward itself writes."""
+    """Gradient penalties, Hessian-vector products and meta-learning; forces and differential equations in forward."""
     assert all(worst < 1e-11 for worst in values(ranks, f"{name}-{way}"))
 
 

@@ -1,4 +1,4 @@
-"""Tensors that forward sets on modules are there after calls of a planned model, with gradients, on real ranks."""
+"""Tensors that forward sets on modules exist after calls of a planned model, with gradients, on real ranks."""
 
 from __future__ import annotations
 

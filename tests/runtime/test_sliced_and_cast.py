@@ -1,4 +1,4 @@
-"""A value that is cut and cast: as if it was cast first, without more in memory than the piece."""
+"""A value that is sliced and then cast equals one cast first, and only the slice is in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.runtime.communication.convert import convert, recipe
 
 WHOLE = Layout.parse("R, R")
 LAYOUTS = ("S0, R", "R, S1", "S0, S1", "S0, S0@2", "S1@3, R", "S2, S1", "S2, S2@2")
-SHAPE = (12, 24, 9)  # the last is ragged over 2
+SHAPE = (12, 24, 9)  # 2 ranks do not divide the last dim
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

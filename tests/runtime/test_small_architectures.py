@@ -1,4 +1,4 @@
-"""Many architectures, small, on four simulated ranks: one process' loss and gradients under three kinds of plans."""
+"""Many small architectures on four simulated ranks: loss and gradients of one process, under three kinds of plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW = ("llama", "gpt_neox_japanese", "mixtral", "t5", "convnext", "nn_transforme
 
 def check(name: str, kinds: tuple[str, ...] = ()) -> None:
     with Promotion(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # libraries' advice; an op without a rule is told apart elsewhere
+        warnings.simplefilter("ignore")  # warnings of libraries, and of ops without a rule, which other tests check
         for kind in kinds or kinds_of(name):
             model, inputs = MODELS[name]()
             traced = trace(model, inputs)

@@ -1,4 +1,4 @@
-"""With inputs="local" a call is looked up by stand-ins of whole batches, made from one rank's part."""
+"""With inputs="local" calls are looked up by stand-ins for whole batches, made from one rank's part."""
 
 import torch
 from torch import nn

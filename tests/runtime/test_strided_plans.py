@@ -1,4 +1,4 @@
-"""`as_strided` reads the same elements under any plan, however the plan has moved the tensor before."""
+"""`as_strided` reads the same elements under any plan, however the tensor was converted before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to fill a model whose tied weights were parted says so, on every rank: see `tied_cases`."""
+"""Filling a model whose tied weights have been separated is an error on every rank: see `tied_cases`."""
 
 from __future__ import annotations
 

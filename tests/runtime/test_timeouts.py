@@ -1,4 +1,4 @@
-"""Groups of a mesh's axes get the timeout that the user gave the default group, by whichever backend."""
+"""The groups of a mesh's axes have the timeout that the user gave the default group, for every backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def group(timeout: timedelta) -> Any:
 def test_the_users_timeout_is_that_of_every_axis(
     default: timedelta, given: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "_DEFAULT_TIMEOUTS", (timedelta(minutes=30), timedelta(minutes=10)))  # 10: of NCCL
+    # 10 minutes: NCCL
+    monkeypatch.setattr(failures, "_DEFAULT_TIMEOUTS", (timedelta(minutes=30), timedelta(minutes=10)))
     axes, told = [group(default), group(given), group(HOURS + MINUTE)], []
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=group(given)))
     monkeypatch.setattr(failures.c10d, "_set_pg_timeout", lambda timeout, axis: told.append((timeout, axis)))

@@ -1,4 +1,4 @@
-"""Ranks whose calls part: told by the rank whose call changed, or by one that waits for a call that nobody makes."""
+"""Ranks make different calls: the rank whose call changed reports it, or one that waits in vain for a call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def two_ranks(*words: str) -> Iterator[list[Started]]:
 
 @pytest.mark.slow
 def test_the_rank_whose_rows_changed_tells_and_nobody_waits() -> None:
-    """Though the process groups would wait for minutes."""
+    """Although the process groups' timeout is minutes."""
     with two_ranks("600", "4", "2") as ranks:
         logs = [rank.told() for rank in ranks]
         assert all(rank.process.exitcode == 1 for rank in ranks), logs
@@ -42,7 +42,7 @@ def test_rows_that_change_on_both_ranks_are_compared_before_the_call() -> None:
 
 @pytest.mark.parametrize("how", [pytest.param("ends", marks=pytest.mark.slow), "stays"])
 def test_a_rank_that_makes_no_call_is_named(how: str) -> None:
-    """One that ended closes its connections; one that lives lets the other wait for the timeout."""
+    """A rank that has ended closes its connections; for one that is alive the other waits until the timeout."""
     with two_ranks("20", "4", how) as ranks:
         log = ranks[0].told()
         assert ranks[0].process.exitcode == 1
@@ -51,9 +51,9 @@ def test_a_rank_that_makes_no_call_is_named(how: str) -> None:
     assert f"Rank 1 made only 2 calls of planned models{ended}, and this rank is in its 3rd" in log, log
 
 
-@pytest.mark.slow  # tests/errors has it among others
+@pytest.mark.slow  # also tested in tests/errors
 def test_a_rank_that_saves_alone_tells_and_nobody_waits() -> None:
-    """As under `if rank == 0:`; the other goes on to its next step."""
+    """As under `if rank == 0:`; the other rank goes on to its next step."""
     with two_ranks("600", "saves", "4") as ranks:
         logs = [rank.told() for rank in ranks]
         assert all(rank.process.exitcode == 1 for rank in ranks), logs

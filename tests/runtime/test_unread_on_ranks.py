@@ -1,4 +1,4 @@
-"""Weights that no call reads, on two ranks: predicted is what is held."""
+"""Weights that no call reads, on two ranks: the predicted bytes are those held."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_predicted_is_held(case: str, report: list[dict[str, Any]]) -> None:
         assert "error" not in rank[case], rank[case]["traceback"]
         found = rank[case]["value"]
         assert found["held"] == found["predicted_held"]
-        assert found["with_state"] == 4  # those that are read
-        if case == "ddp":  # where nothing is on its way, of which so small a model has as much as of weights
+        assert found["with_state"] == 4  # the four that are read
+        if case == "ddp":  # nothing is in flight; otherwise, for so small a model, that is as much as the weights
             assert found["peak"] == pytest.approx(found["predicted_peak"], rel=1e-4), found

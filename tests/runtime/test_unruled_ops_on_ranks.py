@@ -1,4 +1,4 @@
-"""Discovered rules, and experts of a mixture, give one process' numbers on real ranks: see `unruled_cases`."""
+"""Discovered rules and mixtures of experts give the results of one process on real ranks: see `unruled_cases`."""
 
 from __future__ import annotations
 

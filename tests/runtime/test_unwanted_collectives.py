@@ -1,4 +1,4 @@
-"""Collectives that nobody wants are waited for where calls are made, not by the thread that lets go of them last."""
+"""Collectives without a consumer are waited for in a later call, not by the thread that frees them last."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autopar.runtime.communication.unwanted import end_those_left, leave
 
 
 class Under:
-    """In place of a flight: what ends it."""
+    """Replaces a flight, and records the threads that abandon it."""
 
     def __init__(self) -> None:
         self.ended_by: list[int] = []

@@ -1,4 +1,4 @@
-"""A vocabulary of 257 split over two and four ranks: the same numbers as one process, and the bytes that were said."""
+"""A vocabulary of 257 sharded over two and four ranks: results of one process, and the predicted bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launch import launch, selected
 from vocabulary_cases import CASES
 
 QUICK = "gpt2-2", "llama-2x2"
-EXACT = 1e-8  # float64, after AdamW steps
+EXACT = 1e-8  # relative error in float64 after AdamW steps
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_equals_one_process(case: str, reports: dict[str, dict[str, Any]]) -> No
     found = reports[case]
     assert "Shard(dim=2)" in found["logits"]
     assert "embedding_vocab" in found["locals"]
-    assert all("S1" in layout for layout in found["loss"])  # rows and tokens are one dim there
+    assert all("S1" in layout for layout in found["loss"])  # rows and tokens are one dim here
     assert max(found[f"{what}_error"] for what in ("loss", "parameter", "logits")) < EXACT, found
     assert found["loaded_error"] == found["exported_error"] == found["read_error"] == 0
     assert found["predicted"] == pytest.approx(found["measured"], rel=0.02), found

@@ -1,14 +1,19 @@
-"""Weights go from files into their places on real ranks, and back into files that others read: see `weight_cases`."""
+"""Weights are read from files into shards on real ranks, and written to files that others read: see `weight_cases`."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from launch import launch, needed, values
 from thinned import thinned
 from weight_cases import BUILDS, CASES, PRESETS, REFUSED
+
+from autopar import export_full_state
+from autopar.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +28,8 @@ def test_each_rank_reads_its_part(of: str, name: str, preset: str, two: list[dic
         assert found["differing"] == found["waiting"] == []
         assert found["loss_error"] < 1e-6
         assert (found["files"] > 1) == (name in ("llama", "t5"))
-        assert 0.9 < found["share"] <= 1 if preset == "ddp" else found["share"] < 0.56  # norms and biases are whole
+        # norms and biases are replicated
+        assert 0.9 < found["share"] <= 1 if preset == "ddp" else found["share"] < 0.56
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -55,7 +61,7 @@ def test_what_is_written_is_read_by_others(name: str, two: list[dict[str, Any]])
         assert found["alike"]
         assert found["larger_than_asked"] == []
         weights = [file for file in found["one"] if "safetensors" in file]
-        assert weights == ["model.safetensors"]  # those of the export before are gone
+        assert weights == ["model.safetensors"]  # files of the previous export are removed
         if name in ("llama", "t5"):
             assert "model.safetensors.index.json" in found["several"]
             assert {"config.json", "generation_config.json"} <= set(found["one"])
@@ -110,7 +116,14 @@ def test_what_fails_on_one_rank_is_told_on_every_rank(two: list[dict[str, Any]])
     for case, words in told.items():
         texts = values(two, case)
         assert all(words in text for text in texts)
-        assert sum(text.startswith("InputError") for text in texts) == 1  # the rank itself; the other is told
+        # on the failing rank; the other one reports that rank's error
+        assert sum(text.startswith("InputError") for text in texts) == 1
+
+
+def test_numbers_that_safetensors_has_no_dtype_for_are_named(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2, dtype=torch.complex128)
+    with pytest.raises(InputError, match=r"'weight' has the dtype torch.complex128, .* save_checkpoint"):
+        export_full_state(model, tmp_path)
 
 
 def test_not_strict_loads_what_there_is(two: list[dict[str, Any]]) -> None:

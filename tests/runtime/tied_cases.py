@@ -1,4 +1,4 @@
-"""Tied weights that accelerate's `init_empty_weights` has parted, on real ranks: what fills the model says so."""
+"""Tied weights separated by accelerate's `init_empty_weights`, on real ranks: filling the model reports it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def loaded_tied() -> list[str]:
 
 
 class Sharing(nn.Module):
-    """Two parameters in one memory: at one place, the other way round, in part, or side by side."""
+    """Two parameters on one storage: at the same offset, transposed, overlapping, or side by side."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

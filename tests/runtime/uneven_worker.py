@@ -1,4 +1,4 @@
-"""One of two ranks with inputs="local" that trains for two steps; then the last does not do what the first does."""
+"""One of two ranks with inputs="local" that trains for two steps; then the last rank acts differently."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STEPS = 2
 
 
 def main() -> None:
-    """`argv`: the groups' timeout in seconds, and what each rank passes in the third step: so many rows, or nothing,
-    as it "ends" before or "stays" without a call, or "saves" a checkpoint that the other does not."""
+    """`argv`: the groups' timeout in seconds, then for each rank its third step: a number of rows, or without a call
+    "ends" or "stays" (alive), or "saves" a checkpoint that the other does not save."""
     torch.set_num_threads(1)
     timeout, *third = sys.argv[1:]
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(timeout)))
@@ -31,7 +31,7 @@ def main() -> None:
         if step == STEPS and own == "ends":
             return
         if step == STEPS and own == "stays":
-            time.sleep(1000)  # until the test kills it
+            time.sleep(1000)  # the test kills it
         if step == STEPS and own == "saves":
             autopar.save_checkpoint(model, optimizer, tempfile.gettempdir(), step=step)
         model(rows(int(own) if step == STEPS else 4)).backward()

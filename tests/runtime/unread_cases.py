@@ -1,4 +1,4 @@
-"""Ranks that hold parameters and buffers which no call reads: the bytes that are there, beside those predicted."""
+"""Ranks that hold parameters and buffers which no call reads: measured and predicted bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Spare(nn.Module):
 
 
 def held(preset: str) -> dict[str, Any]:
-    """What lies between steps, and the peak of one."""
+    """Bytes held between steps, and the peak of a step."""
     inputs = {"x": torch.ones(8, 512)}
     model = autopar.autoparallelize(Spare(), inputs, init_device_mesh("cpu", (2,)), constraints=preset)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -44,7 +44,7 @@ def held(preset: str) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
 
-    step()  # the optimizer makes its state
+    step()  # makes the optimizer states
     memory = PeakMemory(torch.device("cpu"))
     with memory.measure(model, optimizer, inputs):
         step()

@@ -1,4 +1,4 @@
-"""Ops that the table does not know, and experts of a mixture, planned and run on real ranks; against one process."""
+"""Ops without a rule in the table, and mixtures of experts, planned and run on real ranks, against one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from promotion import Promotion
 
 
 class Scaled(torch.autograd.Function):
-    """Each row times a weight; the gradient is its own."""
+    """Multiplies each row by a weight, with its own backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ class Unruled(nn.Module):
 
 
 def error(model: nn.Module, alone: nn.Module, losses: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """The largest difference from one process, of loss and gradients."""
+    """The largest difference of loss and gradients from one process."""
     found = [(losses[0] - losses[1]).abs().detach()]
     for (name, mine), (_, right) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
         assert (mine.grad is None) == (right.grad is None), name
@@ -78,7 +78,7 @@ def discovered(constraint: str) -> dict[str, Any]:
 
 
 def factors(model: nn.Module, op: str) -> list[str]:
-    """What the plan splits the ops of that name on."""
+    """The factors that the plan splits the ops of a name on."""
     (program,) = getattr(model, ATTRIBUTE).programs
     return sorted({name for node in program.plan.nodes if node.target.endswith(op) for name in node.factors})
 
@@ -90,16 +90,16 @@ def mixture(count: int) -> Any:
         vocab_size=32, num_local_experts=count, num_experts_per_tok=2, use_cache=False,
     )  # fmt: skip
     model = transformers.MixtralForCausalLM(config).double()
-    model.set_experts_implementation("batched_mm")  # the grouped kernel has no float64
+    model.set_experts_implementation("batched_mm")  # the grouped kernel does not support float64
     return model
 
 
 SPLITS = {"rows": "ddp", "features": "activation:up = S1"}
 SUMMANDS = "activation:model.layers.*.mlp.experts = P"
-KINDS: dict[str, tuple[int, list[str]]] = {  # what the experts split on -> how many there are, constraints
+KINDS: dict[str, tuple[int, list[str]]] = {  # factor that the experts are split on -> number of experts, constraints
     "t": (4, ["ddp"]),
     "e": (4, [SUMMANDS, "param:*.experts.* = S0"]),
-    "f": (3, [SUMMANDS]),  # three experts do not go on two ranks
+    "f": (3, [SUMMANDS]),  # two ranks cannot share three experts
 }
 
 
@@ -129,7 +129,7 @@ class RoutedModules(nn.ModuleList):
 
 
 class RoutedStack(nn.Module):
-    """The last expert gives back what it is given."""
+    """The last expert returns its input unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class RoutedStack(nn.Module):
 
 
 class Mixture(nn.Module):
-    """The first number of a row tells its expert."""
+    """The first feature of a row selects its expert."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Mixture(nn.Module):
 
 
 def routed(kind: str) -> dict[str, Any]:
-    """The first rank's rows go to experts 0 and 1, the second's to the last one, which in a stack has no weights."""
+    """The first rank's rows go to experts 0 and 1, the second's to the last one, which has no weights in a stack."""
     torch.manual_seed(3)
     model = Mixture(kind).double()
     alone = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Ranks that split a vocabulary no mesh divides: embedding, head and loss on pieces that are not equally long."""
+"""Ranks that shard a vocabulary which no mesh divides: embedding, head and loss on shards of unequal length."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Pins = tuple[str, ...]
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gpt2": (functools.partial(gpt2, vocabulary=VOCABULARY), "transformer.wte"),
-    "wide": (functools.partial(gpt2, vocabulary=4099), "transformer.wte"),  # whose logits take most of the memory
+    "wide": (functools.partial(gpt2, vocabulary=4099), "transformer.wte"),  # its logits take most of the memory
     "llama": (functools.partial(llama, VOCABULARY), "model.embed_tokens"),
 }
 
 
 def pins(model: str, weight: str, logits: str) -> Pins:
-    """Constraints by name: how the embedding's weight is stored and the logits lie, in the graph and when returned."""
+    """Constraints by name: the storage of the embedding's weight, and the layout of logits, inside and as returned."""
     return (
         f"param:{MODELS[model][1]}.weight = {weight}",
         f"activation:lm_head = {logits}",
@@ -46,7 +46,7 @@ def pins(model: str, weight: str, logits: str) -> Pins:
 
 
 def batch(step: int) -> dict[str, torch.Tensor]:
-    """Tokens, the last of the vocabulary among them, and labels of which some are ignored."""
+    """Tokens including the last one of the vocabulary, and labels of which some are ignored."""
     generator = torch.Generator().manual_seed(step)
     ids = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator)
     ids[0, :2] = torch.tensor([VOCABULARY - 1, VOCABULARY - 2])
@@ -66,7 +66,7 @@ def trained(model: nn.Module) -> tuple[list[float], torch.optim.Optimizer]:
 
 
 def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Of one more step, on the rank that has most."""
+    """Peak bytes of one more step, on the rank with the most."""
     memory = PeakMemory(torch.device("cpu"))
     inputs = batch(STEPS)
     with memory.measure(model, optimizer, inputs):
@@ -80,12 +80,12 @@ def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def equals_one_process(name: str, shape: tuple[int, ...], constraints: Pins) -> dict[str, Any]:
-    """Losses and parameters against one process; what the plan splits; memory; the way through files."""
+    """Losses and parameters against one process, the factors that the plan splits, memory, and checkpoints."""
     with Promotion():
         alone = build(name)
         losses_alone, _ = trained(alone)
         mine = [autopar.plan(build(name), batch(0), eager_cluster(shape), constraints=constraints)]
-        dist.broadcast_object_list(mine)  # plans say how long planning took
+        dist.broadcast_object_list(mine)  # plans contain their planning time, which differs by rank
         [plan] = mine
         model = autopar.autoparallelize(build(name), batch(0), init_device_mesh("cpu", shape), plan=plan)
         losses, optimizer = trained(model)
@@ -106,7 +106,7 @@ def equals_one_process(name: str, shape: tuple[int, ...], constraints: Pins) -> 
 def through_files(
     name: str, model: nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...]
 ) -> dict[str, float]:
-    """Saved by ranks with pieces of the vocabulary: read by ranks that hold all of it, by one process, and by them."""
+    """Saved by ranks with shards of the vocabulary; loaded by ranks that hold it whole, by one process, and by them."""
     folder = Path(os.environ["FOLDER"], f"{name}-{'x'.join(map(str, shape))}-{os.environ['WORLD_SIZE']}")
     autopar.save_checkpoint(model, optimizer, folder / "checkpoint", step=STEPS).result()
     whole = autopar.autoparallelize(

@@ -1,4 +1,4 @@
-"""Weights in files, read and written by real ranks, beside transformers and safetensors on one process."""
+"""Weight files read and written by real ranks, against transformers and safetensors in one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL_FILES = "20KB"
 
 @contextmanager
 def folder(fill: Callable[[Path], Any] = lambda _: None) -> Iterator[Path]:
-    """A folder that all ranks share, filled by rank 0."""
+    """A folder shared by all ranks, which rank 0 fills."""
     made = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(made, src=0)
     path = Path(made[0])
@@ -49,14 +49,14 @@ def built(name: str, seed: int = 21) -> nn.Module:
 
 
 def saved(model: nn.Module) -> Callable[[Path], Any]:
-    """Files as other libraries write them: several with an index, or one."""
+    """Files as other libraries write them: several with an index, or a single one."""
     if isinstance(model, transformers.PreTrainedModel):
         return lambda path: model.save_pretrained(path, max_shard_size=SMALL_FILES)
     return lambda path: save_model(model, str(path / "model.safetensors"))
 
 
 def read_into_places(name: str, preset: str) -> dict[str, Any]:
-    """A model on the meta device, read; what the files do not hold comes from the constructor."""
+    """Loading into a model on the meta device; what the files lack is initialised by the constructor."""
     alone, inputs = built(name), ids() if name in ("llama", "t5") else rows()
     model = on_meta(name, preset)
     with folder(saved(alone)) as path:
@@ -78,7 +78,7 @@ def read_into_places(name: str, preset: str) -> dict[str, Any]:
 
 
 def read_again(preset: str) -> list[str]:
-    """A model that has values gets others; its parameters, and the optimizer that holds them, stay."""
+    """Loading into a model that has values; its parameters, and the optimizer that refers to them, stay the same."""
     model = on_meta("layers", preset)
     autopar.materialise(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -94,7 +94,7 @@ def read_again(preset: str) -> list[str]:
 
 
 def pretrained(preset: str) -> dict[str, Any]:
-    """A folder of transformers in one call, beside transformers' own."""
+    """Loading a folder of transformers in one call, against transformers' own loading."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     with folder(saved(built("llama"))) as path:
         model = autopar.from_pretrained(path, ids(), mesh, constraints=preset)
@@ -105,7 +105,7 @@ def pretrained(preset: str) -> dict[str, Any]:
 
 
 def pretrained_without_a_head() -> dict[str, Any]:
-    """Files of a base model in bf16: the dtype is theirs; a head that they lack is an error, or gets initial values."""
+    """Files of a base model in bf16 determine the dtype; a missing head is an error, or gets initial values."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     base, labelled = built("llama").model.bfloat16(), "LlamaForTokenClassification"
     with folder(saved(base)) as path, warnings.catch_warnings(record=True) as told:
@@ -125,7 +125,7 @@ def pretrained_without_a_head() -> dict[str, Any]:
 
 
 def exported(name: str, preset: str) -> dict[str, Any]:
-    """What is written, as transformers or safetensors read it into a plain model."""
+    """The exported files, read into a plain model by transformers or safetensors."""
     model = on_meta(name, preset)
     torch.manual_seed(31)
     autopar.materialise(model, BUILDS[name] if name == "odd" else None)
@@ -167,7 +167,7 @@ def mixtral() -> nn.Module:
 
 
 def experts_one_by_one(preset: str) -> dict[str, Any]:
-    """Files that hold each expert by itself, where the model holds all in one tensor; and what we write of them."""
+    """Files with one tensor for each expert, for a model that stacks them; and the files that we write."""
     torch.manual_seed(4)
     alone, mesh = mixtral(), init_device_mesh("cpu", (dist.get_world_size(),))
     with folder(lambda path: alone.save_pretrained(path)) as path:
@@ -198,7 +198,7 @@ def exported_in_another_dtype() -> dict[str, Any]:
     return {"dtype": str(again.dtype), "differing": differ}
 
 
-# -- what cannot be read --------------------------------------------------------------------------------------
+# -- files that cannot be read --------------------------------------------------------------------------------
 
 
 def _changed(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], Any]:
@@ -266,7 +266,7 @@ def cannot_be_written() -> str:
 
 
 def not_strict() -> dict[str, Any]:
-    """What is there is loaded, what is not keeps waiting, and one warning says so."""
+    """Existing entries are loaded, missing ones keep waiting, with a single warning."""
     model = on_meta("llama")
     with folder(REFUSED["missing"]) as path, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -1,5 +1,5 @@
-"""Forwards that write in place, around autograd, on real ranks: values and gradients are as in one process. The loops
-are those of `loop_cases`."""
+"""Forwards that write in place, around autograd, on real ranks: values and gradients equal one process. The loops are
+those of `loop_cases`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from writing_operators import centre, scale
 
 
 class Clipped(Net):
-    """Hidden values are clipped, and their gradients are not."""
+    """Clips hidden values outside of autograd, so that gradients are not clipped."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.up(x)
@@ -28,7 +28,7 @@ class Ended(Net):
 
 
 class Into(Net):
-    """Results are written where there is room for them."""
+    """Writes results into preallocated tensors (`out=`)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.up(x)
@@ -40,7 +40,7 @@ class Into(Net):
 
 
 class Ringed(Net):
-    """The last means that it saw, in a ring: written at a step, which is a buffer, and read at the one before."""
+    """The latest means in a ring buffer: writes at the step, a buffer, and reads the entry before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Ringed(Net):
 
 
 class ByCalls(Net):
-    """What operators, functions and lists write, of which no other call returns it."""
+    """Writes by custom operators, list functions and initialisers, whose results are read only where they wrote."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.up(x)

@@ -1,6 +1,6 @@
-"""Ranks forked from a process that has imported what all of them need, so that none does it again.
+"""Ranks are forked from a process that has imported what all of them need, so that none imports it again.
 
-A fresh interpreter takes five seconds of a core for torch, transformers and autopar, and torchrun two more for itself.
+In a fresh interpreter importing torch, transformers and autopar takes five CPU seconds, and torchrun two more.
 `tests/launch` and `tests/docs/test_readme.py` start ranks by torchrun itself.
 """
 
@@ -40,24 +40,24 @@ _OWN = ("RANK", "LOCAL_RANK")
 
 @functools.cache
 def context() -> ForkServerContext:
-    """Where processes are forked from; for a pool of processes too."""
+    """The context whose server forks processes; also for process pools."""
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(IMPORTED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")  # read where it is imported
+        patch.setenv("HF_HUB_OFFLINE", "1")  # read when it is imported
         forkserver.ensure_running()
     return made
 
 
 @dataclass(frozen=True)
 class Started:
-    """A rank that may still run, and the file with what it writes to stdout and stderr."""
+    """A rank that may still be running, and the file with its stdout and stderr."""
 
     process: ForkServerProcess
     log: Path
 
     def told(self, timeout_seconds: float = 300) -> str:
-        """What it has written when it ends, or when that time is over."""
+        """Its output, once it has ended or the time is over."""
         self.process.join(timeout_seconds)
         return self.log.read_text() if self.log.exists() else ""
 
@@ -66,7 +66,7 @@ class Started:
 def started(
     target: Callable[..., None], *args: Any, ranks: int, environment: Mapping[str, str]
 ) -> Iterator[list[Started]]:
-    """So many ranks that call `target(*args)`, with these variables beside torchrun's; killed at the end."""
+    """Start `ranks` processes that call `target(*args)`, with torchrun's variables and these; killed at the end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -90,7 +90,7 @@ def started(
 def run_ranks(
     target: Callable[..., None], *args: Any, ranks: int, environment: Mapping[str, str], timeout_seconds: float
 ) -> None:
-    """Call `target(*args)` on so many ranks; fails where a rank does, or takes longer, with the end of its output."""
+    """Call `target(*args)` on `ranks` ranks; if one fails or takes longer, fails with the end of its output."""
     with started(target, *args, ranks=ranks, environment=environment) as begun:
         told = [one.told(timeout_seconds) for one in begun]
         codes = [one.process.exitcode for one in begun]
@@ -99,25 +99,25 @@ def run_ranks(
 
 
 def run_script(path: Path, *words: str, folder: Path, ranks: int = 1, timeout_seconds: float = 300) -> None:
-    """Do what `torchrun --nproc-per-node RANKS path words`, or `python path words` for one, does in this folder."""
+    """Run a script as `torchrun --nproc-per-node RANKS path words` would in this folder, or as `python path words`."""
     run_ranks(_script, path, words, folder, ranks=ranks, environment={}, timeout_seconds=timeout_seconds)
 
 
 def script_started(
     path: Path, *words: str, folder: Path, ranks: int
 ) -> contextlib.AbstractContextManager[list[Started]]:
-    """As `run_script`, to look on."""
+    """As `run_script`, but returns while the ranks are running."""
     return started(_script, path, words, folder, ranks=ranks, environment={})
 
 
 def _rank(environment: Mapping[str, str], log: Path, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """One rank, in a process of its own."""
+    """Run one rank, in its own process."""
     os.environ.clear()
     os.environ.update(environment)
     file = os.open(log, os.O_WRONLY | os.O_CREAT)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(file, stream.fileno())
-    faulthandler.enable()  # a rank that aborts says where
+    faulthandler.enable()  # shows where a rank aborts
     torch.set_num_threads(1)
     target(*args)
 

@@ -1,4 +1,4 @@
-"""Functions of rows that a mask of unknown contents picks: `x` (4, 6, 5), `labels` (4, 6), `w` (5, 5), `v` (5,)."""
+"""Functions of rows that a mask of unknown contents selects: `x` (4, 6, 5), `labels` (4, 6), `w` (5, 5), `v` (5,)."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def looked_up(x, labels, w, v):
     return (F.embedding(classes, w) * x[labels >= 0]).sum() + w[classes].square().mean()
 
 
-def standardised(x, labels, w, v):  # a row that is not picked is constant
+def standardised(x, labels, w, v):  # rows that are not selected are constant
     rows = x[labels >= 0]
     rows = (rows - rows.mean(-1, keepdim=True)) / rows.std(-1, keepdim=True)
     return (rows @ w).square().sum()
@@ -159,7 +159,7 @@ def of_a_domain(x, labels, w, v):
     return made.sqrt().sum() + (made**0.5 * v[0]).sum() + (1 / (x[positive] - 0.5) * v).sum() + share
 
 
-def all_but_padding(x, labels, w, v):  # of which there is none in a row that is not picked
+def all_but_padding(x, labels, w, v):  # rows that are not selected have no padding
     rows, kept = x[labels >= 0] @ w, labels[labels >= 0, None] >= torch.arange(5)
     return (rows.masked_fill(~kept, -torch.inf).softmax(-1) @ w).square().sum()
 
@@ -187,7 +187,7 @@ def in_place(x, labels, w, v):
     rows += v
     rows /= 3
     rows[:, 1:].mul_(2)
-    roots = ((rows @ w) ** 2 / v[0].detach()).abs_().sqrt_()  # what is not picked is in the domain, too
+    roots = ((rows @ w) ** 2 / v[0].detach()).abs_().sqrt_()  # also defined for rows that are not selected
     return roots.sum() + (F.relu(rows @ w, inplace=True) * same).sum() + same.norm() * classes.sum()
 
 
@@ -251,7 +251,7 @@ NOT_TOLD: dict[str, Function] = {
 
 
 class Model(nn.Module):
-    """One of them, with parameters of its own."""
+    """One of these functions, with parameters."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""More functions of rows that a mask of unknown contents picks, as real losses have them: masks behind other dims,
-places, edges of graphs, statistics of all rows; `x` (4, 6, 5), `labels` (4, 6), `w` (5, 5), `v` (5,)."""
+"""More functions of rows that a mask of unknown contents selects, as in real losses: masks after other dims, places,
+edges of graphs, statistics of all rows; `x` (4, 6, 5), `labels` (4, 6), `w` (5, 5), `v` (5,)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def behind_other_dims(x, labels, w, v):
     )
 
 
-def edges_of_a_graph(x, labels, w, v):  # without those from a node to itself, which come last
+def edges_of_a_graph(x, labels, w, v):  # without edges from a node to itself, which come last
     edges, features = labels.clamp(min=0)[:2], x[0]
     kept = edges[0] != edges[1]
     edges, features = torch.stack([one[kept] for one in edges]), features[kept]
@@ -91,7 +91,7 @@ def by_how_many(x, labels, w, v):
     return each + (counts * v).sum() / max(1, mask.sum()) + min(shown.sin().sum() / max(count, 2.5), shown.sum())
 
 
-def masks_of_elements(x, labels, w, v):  # as those who detect in one shot have them
+def masks_of_elements(x, labels, w, v):  # as in single-shot detectors
     positive, negative = labels > 0, labels == 0
     shown, others = positive.unsqueeze(2).expand_as(x), negative.unsqueeze(2).expand_as(x)
     made = x @ w
@@ -103,7 +103,7 @@ def masks_of_elements(x, labels, w, v):  # as those who detect in one shot have 
     )
 
 
-def as_many_of_each(x, labels, w, v):  # as masked autoencoders have them
+def as_many_of_each(x, labels, w, v):  # as in masked autoencoders
     mask = torch.zeros(4, 6, dtype=torch.bool).scatter(1, x[..., 0].argsort(1)[:, :2], True)
     hidden, seen = x[mask].view(-1, 2, 5), (x * v)[~mask].reshape(4, 4, -1)
     out = (x @ w).clone()

@@ -1,4 +1,4 @@
-"""Cases of which a part runs unmarked and the rest is slow: of a grid so that each value of each parameter runs."""
+"""Subsets of cases to run by default, the others being slow: each value of each parameter runs at least once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 
 def thinned(one_of: int, *values: Sequence[Any]) -> list[Any]:
-    """All combinations of the parameters' values; one of so many is not slow, a diagonal (Latin squares).
+    """All combinations of the parameters' values; one in `one_of`, on a diagonal (Latin square), is not slow.
 
-    The parameters beside any one must have enough values for that.
+    All parameters but any single one must together have enough values for that.
 
     >>> [(case.values, bool(case.marks)) for case in thinned(2, "ab", [1, 2])]
     [(('a', 1), False), (('a', 2), True), (('b', 1), True), (('b', 2), False)]
@@ -28,5 +28,5 @@ def thinned(one_of: int, *values: Sequence[Any]) -> list[Any]:
 
 
 def every(one_of: int, cases: Iterable[Any]) -> list[Any]:
-    """All cases; every so many-th is not slow."""
+    """All cases; every `one_of`-th is not slow."""
     return [pytest.param(case, marks=[pytest.mark.slow] if i % one_of else []) for i, case in enumerate(cases)]

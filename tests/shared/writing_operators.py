@@ -1,11 +1,11 @@
-"""Operators that write into their arguments."""
+"""Custom operators that write into their arguments."""
 
 from __future__ import annotations
 
 import torch
 
 
-@torch.library.custom_op("autopar_writing::add_", mutates_args=("x",))  # no `Tensor.add_`, for all its name
+@torch.library.custom_op("autopar_writing::add_", mutates_args=("x",))  # no method of Tensor, despite its name
 def scale(x: torch.Tensor, factors: torch.Tensor) -> None:
     x.mul_(factors)
 
@@ -17,7 +17,7 @@ def _(x: torch.Tensor, factors: torch.Tensor) -> None:
 
 @torch.library.custom_op("autopar_writing::centre_", mutates_args=("x",))
 def centre(x: torch.Tensor) -> torch.Tensor:
-    """Takes means over columns off, and returns them."""
+    """Subtracts the means over columns in place, and returns them."""
     means = x.mean(1)
     x.sub_(means[:, None])
     return means

@@ -1,4 +1,4 @@
-"""Planning problems drawn at random, small enough for every plan to be tried; a seed says all of one."""
+"""Random planning problems, small enough for exhaustive search over all plans; the seed determines the problem."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MESHES = [(2, 2), (2, 2, 2)]
 
 
 def is_with_blocks(seed: int) -> bool:
-    """Every second graph has two equal blocks, which may be recomputed."""
+    """Every second graph has two equal blocks, which may be recomputed; the others have none."""
     return seed % 2 == 1
 
 
 class Drawn(nn.Module):
-    """A chain of ops, some of which read another value too, alone or as two equal blocks; a number at the end."""
+    """A random chain of ops, some of which read an earlier value too, as one block or two equal ones."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Drawn(nn.Module):
         if self.blocks == 1:
             kinds += draw.choice([[], ["linear"], ["matmul"], ["linear", "matmul"]])
         draw.shuffle(kinds)
-        first = self.blocks == 2 and draw.random() < 0.5  # what the first block reads is an op's, as the later ones'
+        first = self.blocks == 2 and draw.random() < 0.5  # whether an op precedes the first block too
         self.before = [draw.choice(["linear", "gelu"])] if first else []
         self.steps = [(kind, draw.random()) for kind in kinds]
         self.first = nn.Parameter(torch.empty(WIDTH, WIDTH))
@@ -65,7 +65,7 @@ class Drawn(nn.Module):
 
 
 def _block(steps: Sequence[tuple[str, float]], weights: Iterator[nn.Parameter], x: torch.Tensor) -> torch.Tensor:
-    """Each op of the one before it, and of some earlier one if it takes two."""
+    """Run the ops in order: each reads the result before it, and a binary op also some earlier result."""
     values = [x]
     for kind, other in steps:
         a, b = values[-1], values[int(other * len(values))]
@@ -74,7 +74,7 @@ def _block(steps: Sequence[tuple[str, float]], weights: Iterator[nn.Parameter], 
 
 
 class Levelled(nn.Module):
-    """Equal blocks around products, with pointwise ops that can be made again without them."""
+    """Equal blocks with products and pointwise ops; an inner level of recompute replays the pointwise ops alone."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Levelled(nn.Module):
 
 
 class Handed(Levelled):
-    """The same behind an op that keeps what the first block reads."""
+    """As `Levelled`, but the op before the blocks saves its result, which is what the first block reads."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = iter(self.weights)
@@ -107,7 +107,8 @@ class Handed(Levelled):
 
 
 class Returning(Levelled):
-    """The same, and the caller holds what each block makes or, every other time, what its first op does."""
+    """As `Levelled`, but the model also returns a tensor of each block: its result or, if blocks have an odd number of
+    ops, the result of their second op."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         weights = iter(self.weights)
@@ -125,8 +126,8 @@ class Returning(Levelled):
 
 
 class Beside(Levelled):
-    """The same, and the caller holds what no backward comes to: an op of what blocks make, that saves its result, and
-    every other time one of each block."""
+    """As `Levelled`, but the model also returns results that get no gradient, of an op (softmax) that saves its result:
+    one at the end or, if blocks have an odd number of ops, one for each block."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         weights = iter(self.weights)
@@ -153,13 +154,13 @@ POINTWISE = [name for name in RUN if name != "matmul"]
 
 
 def drawn(seed: int, most_plans: int, module: type[nn.Module] = Drawn, *, fold: bool = False) -> Toy:
-    """A graph, a mesh with speeds, micro-batches, and for every op some of its strategies: at most so many plans."""
+    """A random graph, mesh with speeds, micro-batches, and strategies of each op, for at most `most_plans` plans."""
     draw = random.Random(f"problem {seed}")
     mesh = draw.choice(MESHES)
     x = torch.empty(8 * draw.choice([1, 8, 64]), WIDTH, device="meta", requires_grad=draw.random() < 0.3)
     found = toy(on_meta(module, seed), x, on=cluster(*mesh, seed=seed), micro_batches=draw.choice([1, 1, 2]))
     everything = dict(found.restricted.strategies)
-    same = firsts(found.graph, found.repeats, everything)  # one draw for equal ops of all blocks
+    same = firsts(found.graph, found.repeats, everything)  # equal ops of all blocks share the strategies that are drawn
     own = [node for node in everything if node not in same]
     numbers = {node: list(range(len(everything[node]))) for node in own}
     for some in numbers.values():
@@ -179,7 +180,7 @@ def drawn(seed: int, most_plans: int, module: type[nn.Module] = Drawn, *, fold: 
 
 @dataclass(frozen=True)
 class Tried:
-    """One plan and what it costs: the choice of every op; of stages that may recompute, how many blocks do by level."""
+    """A plan with its prediction: each op's choice and, by stage that may recompute and by level, a count of blocks."""
 
     choices: tuple[int, ...]
     recomputed: tuple[tuple[int, ...], ...]
@@ -187,18 +188,18 @@ class Tried:
 
 
 def recomputable(problem: Problem) -> list[int]:
-    """The numbers of the stages whose blocks may be recomputed."""
+    """The indices of the stages whose blocks may be recomputed."""
     return [i for i, stage in enumerate(problem.stages) if stage.recomputable]
 
 
 def every_count(stage: Stage) -> list[tuple[int, ...]]:
-    """How many blocks can recompute at level 1 or higher, 2 or higher, and so on."""
+    """Every combination of how many blocks recompute at level 1 or higher, level 2 or higher, and so on."""
     counts = itertools.product(range(stage.count + 1), repeat=stage.depth)
     return [some for some in counts if list(some) == sorted(some, reverse=True)]
 
 
 def every_plan(asked: Toy, problem: Problem, *, recompute: bool) -> Iterator[Tried]:
-    """All plans of a problem but those whose layouts cannot be joined."""
+    """All plans of a problem, except those with layouts between which no conversion exists."""
     stages = [problem.stages[i] for i in recomputable(problem)]
     nodes = list(asked.graph.nodes)
     for numbers in itertools.product(*(range(len(op.choices)) for op in problem.ops)):
@@ -231,7 +232,7 @@ def _stored(name: str, choice: Choice) -> ParameterPlan:
 
 
 class Fixed:
-    """The program of a problem, solved for one plan alone after another."""
+    """The memory program of a problem, in which the variables can be fixed to one plan at a time."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.model = problem, Model(problem)
@@ -239,9 +240,9 @@ class Fixed:
         program.cost = Linear({Rows(self.model, None).peak: 1.0}).array(len(program.names))
 
     def least(self, choices: Sequence[int], recomputed: Sequence[Sequence[int]]) -> Outcome:
-        """The least that the rows can say of a plan's peak, in MiB.
+        """The smallest peak in MiB that the memory rows allow for a plan.
 
-        `choices` of the ops, and of stages that may recompute, how many blocks do by level.
+        `choices`: one for each op; `recomputed`: for each stage that may recompute, how many blocks do so by level.
         """
         model, program = self.model, self.model.program
         for variables, wanted in zip(model.x, choices, strict=True):
@@ -251,15 +252,15 @@ class Fixed:
             for r, q, many in zip(model.recomputed[stage], model.any_recomputed[stage], counts, strict=True):
                 program.lower[r] = program.upper[r] = float(many)
                 program.lower[q] = program.upper[q] = float(many > 0)
-        program._matrix = None  # it has the bounds of the plan before
+        program._matrix = None  # the cached matrix has the bounds of the previous plan
         return program.integrate("highs", self._chosen(), 60.0, 0.0, {})
 
     def rows_bytes(self, plan: Tried) -> float:
-        """The peak of a plan as the program's rows have it."""
+        """The plan's peak in bytes according to the program's memory rows."""
         return self.least(plan.choices, plan.recomputed).objective * UNIT
 
     def _chosen(self) -> Array:
-        """All variables but the choices that are not made, and the flows from and to these: they are 0."""
+        """The columns that may be nonzero: all but choices not made, and flows that start or end at such choices."""
         matrix = self.model.program.matrix()
         some, made = matrix.upper > 0, np.zeros(matrix.lines, dtype=bool)
         made[matrix.end_rows[some[matrix.end_choices]]] = True
@@ -269,8 +270,8 @@ class Fixed:
 
 
 def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
-    """What the recomputed blocks of a plan read from outside, whole; what they make, where parts of them are; and what
-    is on its way for their replays."""
+    """Upper bound on the bytes that the rows may count in excess of the prediction because of recomputed blocks, at
+    full size: their inputs, all inputs of their ops where only parts are recomputed, and what replays gather."""
     nodes = list(asked.graph.nodes)
     found = 0
     for stage, counts in zip((problem.stages[i] for i in recomputable(problem)), plan.recomputed, strict=True):
@@ -286,7 +287,7 @@ def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
 
 
 def _on_the_way(asked: Toy, problem: Problem, plan: Tried, stage: Stage) -> int:
-    """Of the parameters that the replays of a stage's first block gather."""
+    """Bytes of parameters gathered, or on their way, for the replays of a stage's first block."""
     found, memory = 0, asked.memory
     strategies = [op.choices[i].strategy for op, i in zip(problem.ops, plan.choices, strict=True)]
     for number in stage.ops:

@@ -1,4 +1,4 @@
-"""Small models of four to eight blocks, with configs as transformers has them, and what a plan of one is."""
+"""Small models of four to eight blocks, with configs of the `transformers` library, and their planning problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, tr
 from autopar.solver.constraints.restricted import Restricted
 
 TOKENS = 512
-NO_LIMIT = 1e6  # CPU seconds: no answer depends on how fast a machine is
+NO_LIMIT = 1e6  # CPU seconds: effectively unlimited, so that no result depends on the speed of the machine
 
 
 def _gpt2(layers: int, width: int, **other: Any) -> Any:
@@ -68,7 +68,7 @@ MODELS: dict[str, Any] = {
     "qwen3-6": lambda: _decoder("Qwen3", 6, 128, 2),
     "mistral-4": lambda: _decoder("Mistral", 4, 128, 2),
     "gemma-4": lambda: _decoder("Gemma", 4, 128, 1),
-    "gemma2-6": lambda: _decoder("Gemma2", 6, 128, 2),  # of which every other attends to what is near: blocks of two
+    "gemma2-6": lambda: _decoder("Gemma2", 6, 128, 2),  # local attention in every other layer: blocks of two
     "phi-4": lambda: _decoder("Phi3", 4, 128),
     "olmo-5": lambda: _decoder("Olmo", 5, 128),
     "bert-4": lambda: _encoder("Bert", "MaskedLM", 4, 128, **WORDS),
@@ -76,7 +76,7 @@ MODELS: dict[str, Any] = {
     "roberta-6": lambda: _encoder("Roberta", "MaskedLM", 6, 128, **WORDS),
     "neox-6": lambda: _encoder("GPTNeoX", "CausalLM", 6, 128, use_cache=False, **WORDS),
     "electra-5": lambda: _encoder("Electra", "MaskedLM", 5, 128, embedding_size=128, **WORDS),
-    "albert-6": lambda: _encoder("Albert", "MaskedLM", 6, 128, embedding_size=64, **WORDS),  # of one layer's parameters
+    "albert-6": lambda: _encoder("Albert", "MaskedLM", 6, 128, embedding_size=64, **WORDS),  # layers share parameters
     "vit-4": lambda: _encoder("ViT", "ImageClassification", 4, 128, **PIXELS),
     "deit-6": lambda: _encoder("DeiT", "ImageClassification", 6, 128, **PIXELS),
     "t5-4": lambda: _t5(4, 128),
@@ -95,7 +95,7 @@ def inputs_of(model: Any) -> dict[str, torch.Tensor]:
 
 
 def ready(name: str, *mesh: int, micro_batches: int = 1) -> Prepared:
-    """A model, traced and priced."""
+    """A model by name, traced and priced on a mesh."""
     with torch.device("meta"):
         model: nn.Module = MODELS[name]()
     cluster = Cluster.preset("a100", mesh)
@@ -105,7 +105,7 @@ def ready(name: str, *mesh: int, micro_batches: int = 1) -> Prepared:
 
 
 def toy_of(asked: Prepared) -> Toy:
-    """The same, to look into."""
+    """The same planning problem as a `Toy`, whose parts tests can inspect."""
     request, graph = asked.request, asked.traced.graph
     memory = memory_on(
         request.cluster,

@@ -1,4 +1,4 @@
-"""Branching on the counts of recomputed blocks before all else changes no answer."""
+"""Branching on the counts of recomputed blocks before any other variable does not change the optimum."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autopar.solver.solution import read_solution
 
 
 class Normed(Stack):
-    """A stack whose first block reads what the others read, so that the blocks are folded."""
+    """A stack whose first block also reads the result of a norm, as the others do, so that all blocks are folded."""
 
     def __init__(self, blocks: int, hidden: int = 64) -> None:
         super().__init__(blocks, hidden=hidden)
@@ -34,8 +34,8 @@ class Normed(Stack):
 
 @functools.cache
 def four(*mesh: int, inner_levels: int = MOST) -> tuple[Toy, float, float]:
-    """Four blocks, with the smallest budget and the fastest plan's peak; once, as its tests change no more of it than
-    the programs that they make."""
+    """Four blocks, with the smallest budget and the fastest plan's peak. Cached: tests change only the programs that
+    they build from it."""
     problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
     return problem, problem.smallest_budget(inner_levels=inner_levels), problem.predict(problem.solve()).peak_bytes
 
@@ -57,14 +57,15 @@ def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "flows"),  # 15,000: whole numbers; 0: choices, which take (2, 2) long
+    ("mesh", "flows"),  # _FLOWS = 15,000: branch on integers; 0: branch on choices, which takes long on (2, 2)
     [((2,), 15_000), ((2,), 0), *(pytest.param((2, 2), n, marks=pytest.mark.slow) for n in (15_000, 0))],
     ids=str,
 )
 def test_large_programs_have_the_same_optimum(
     mesh: tuple[int, ...], flows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They fix a count first, and round its relaxation before they branch on, by choices where flows are too many."""
+    """Large programs fix a count and round its relaxation before they branch; with too many flows (more than `_FLOWS`)
+    they branch on choices."""
     problem, least, most = four(*mesh)
     for part in (0.3, 0.02):
         found = []
@@ -81,7 +82,8 @@ def test_large_programs_have_the_same_optimum(
 
 
 def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After some splits that tell nothing; here after the first one behind a solution."""
+    """After several branchings without progress the rest is solved as one MIP; here already after the first branching
+    that follows an incumbent."""
     at_once: list[float] = []
 
     class Watched(incumbent.Incumbent):
@@ -106,7 +108,7 @@ def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_what_is_left_of_a_larger_program_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HiGHS closes all of it, or the search goes on as it would have."""
+    """HiGHS is started once on the remaining nodes: either it closes all of them, or the search continues as before."""
     bounds: list[tuple[float, bool]] = []
 
     class Watched(incumbent.Incumbent):
@@ -134,7 +136,8 @@ def test_what_is_left_of_a_larger_program_is_begun_once(monkeypatch: pytest.Monk
 
 
 def test_above_its_limit_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a part of a program, once there is a solution, however dear: all else is closed at the limit."""
+    """When part of a program is searched under a limit and an incumbent is known, however expensive, no node above the
+    limit is explored: each such node counts as closed at the limit."""
     problem, least, most = four(2)
     model = Model(problem.problem())
     Rows(model, least + 0.3 * (most - least))
@@ -166,7 +169,7 @@ def test_above_its_limit_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) 
 def test_choices_are_told_apart_by_memory_where_it_binds(
     part: float, binds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else by what their collectives hide, as without a budget."""
+    """Where the budget does not bind, choices are compared by how much of their collectives is hidden (with flows)."""
     problem, least, most = four(2)
     made: list[bool] = []
     monkeypatch.setattr(branching, "Choices", lambda matrix, *, with_flows: made.append(with_flows) or Choices(matrix))
@@ -192,7 +195,7 @@ def test_a_passed_time_limit_still_gives_a_plan_that_fits() -> None:
 
 
 def test_all_blocks_may_recompute() -> None:
-    """What the blocks before the last keep, less what the last would, is less than nothing then."""
+    """The row of what the last block saves less than those before it then has a negative right-hand side."""
     problem = toy(on_meta(Normed, 2, 512), torch.empty(4096, 16, device="meta"), on=cluster(2, seed=1))
     model = Model(problem.problem())
     Rows(model, None)

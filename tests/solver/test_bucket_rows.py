@@ -1,4 +1,4 @@
-"""Rows of what is missing of a bucket's latency, where one parameter is in the bucket in two layouts."""
+"""Rows for the missing share of a bucket's latency, where one parameter is in the bucket in two layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toys import cluster, on_meta, planned, toy
 
 
 class Penalised(nn.Module):
-    """The loss reads a weight besides, whole, which a layer reads with gradients summed over the batch's parts."""
+    """The loss also reads a layer's weight, whole; the layer's own use sums its gradient over the batch shards."""
 
     def __init__(self) -> None:
         super().__init__()

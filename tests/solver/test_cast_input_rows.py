@@ -1,4 +1,4 @@
-"""Memory rows of graphs whose input is given in another dtype than that in which ops read it, beside the prediction."""
+"""Memory rows against the prediction for graphs whose input has another dtype than the one that ops read it in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.graph import EXAMPLE
 
 
 class Readers(nn.Module):
-    """Blocks that all read the model's input, which is larger than all else."""
+    """All blocks read the model's input, which is larger than any other tensor."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def test_rows_of_calls(mesh: tuple[int, ...]) -> None:
 
 
 def test_no_more_than_the_part_of_a_rank_is_cast() -> None:
-    """A batch that is given in a dtype of twice the bytes takes its own bytes more, whatever the ranks cut of it."""
+    """An input counts with the bytes of the dtype it is given in, in every layout: a rank only casts its shard."""
     plain, twice = (cast((4,), dtype) for dtype in (torch.float32, torch.float64))
     size = 64 * 32 * 4
     for one, expected in ((plain, size), (twice, 2 * size)):

@@ -1,4 +1,4 @@
-"""Choices that a relaxation mixes are told apart by what they are worth, equivalent ones together."""
+"""Branching on the choices that a relaxation mixes: they are compared by cost, and equivalent ones stay together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ["large", "small", "begun"]
 
 
 def knapsack() -> Program:
-    """Two ops with four choices each under a budget: dear and small, or cheap and large, each of them twice."""
+    """Two ops with four choices each under a memory budget: two expensive and small, two cheap and large."""
     found = Program()
     ops = [[found.variable(f"x.{op}.{i}", integer=True) for i in range(4)] for op in range(2)]
     for ones in ops:
@@ -38,7 +38,7 @@ def knapsack() -> Program:
 def test_equivalent_choices_stay_together() -> None:
     asked = knapsack()
     root = asked.relax("highs", 60.0, {})
-    assert root.objective == pytest.approx(3.5)  # half of the second op is small: it saves 2 in size for 1.5
+    assert root.objective == pytest.approx(3.5)  # half of the second op is small: saves 2 of size for a cost of 1.5
     parts = Choices(asked.matrix()).split(root)
     assert parts is not None
     assert {frozenset(part) for part in parts} == {frozenset({4, 6}), frozenset({5, 7})}, "the second op, by size"
@@ -48,8 +48,8 @@ def test_equivalent_choices_stay_together() -> None:
 
 
 def hidden() -> Program:
-    """Two ops: what the first moves, if it wants it so, takes 10 seconds, of which compute hides 3; or it takes 6 more.
-    The second is mixed for its size, which is worth little, and has a choice that is no good."""
+    """Two ops. The first either moves its weight, which takes 10 seconds of which compute hides at most 3, or takes 6
+    seconds more. The relaxation mixes the second for its size, which is worth little, and one of its choices is bad."""
     found = Program()
     first, second = ([found.variable(f"x.{op}.{i}", integer=True) for i in range(2 + op)] for op in range(2))
     weight = found.variable("x.weight", lower=1.0)
@@ -68,7 +68,7 @@ def hidden() -> Program:
 def test_what_flows_are_worth_tells_choices_apart(with_flows: bool) -> None:
     asked = hidden()
     root = asked.relax("highs", 60.0, {})
-    assert root.objective == pytest.approx(0.7 * 6 + 1.05)  # three tenths of what moves are hidden
+    assert root.objective == pytest.approx(0.7 * 6 + 1.05)  # three tenths of the weight move, all hidden
     parts = Choices(asked.matrix(), with_flows=with_flows).split(root)
     assert parts is not None
     assert {min(part) for part in parts} == ({0, 1} if with_flows else {2, 3})
@@ -78,7 +78,7 @@ def test_what_flows_are_worth_tells_choices_apart(with_flows: bool) -> None:
 
 
 def test_a_far_box_is_proven_where_a_solution_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its relaxation was not done in time, so that it is not cut."""
+    """The MIP is solved even if the node's relaxation stopped at the time limit, so that it cannot be branched on."""
     monkeypatch.setattr(incumbent, "FEW", 0)
     asked = hidden()
     root = replace(asked.relax("highs", 60.0, {}), status="stopped")
@@ -90,7 +90,7 @@ def test_a_far_box_is_proven_where_a_solution_is_known(monkeypatch: pytest.Monke
 
 
 def test_experts_that_gather_in_part_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gathers of experts that take longer than compute hides: cut by choices, the optimum is that of HiGHS alone."""
+    """Gathers of experts take longer than compute hides: branching on choices finds the same optimum as HiGHS alone."""
     sizes = dict(hidden_size=512, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=4, vocab_size=512)
     config = MixtralConfig(**sizes, num_hidden_layers=1, num_local_experts=16, num_experts_per_tok=2, use_cache=False)
     with torch.device("meta"):
@@ -117,7 +117,7 @@ def test_nothing_is_mixed_in_whole_numbers() -> None:
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)])
 def test_the_parts_are_the_box(mesh: tuple[int, ...]) -> None:
-    """No choice is lost, none is in both parts, and the relaxation is in neither."""
+    """The two child boxes together have every choice of the parent, share none, and both exclude the relaxation."""
     asked = program(0.3, *mesh)
     [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
@@ -151,7 +151,7 @@ def _groups(asked: Program) -> list[set[int]]:
 def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(
     few: int, most: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten graphs, in which every box is cut by choices until its relaxation is whole, or HiGHS begins it before."""
+    """Ten graphs in which every node is branched on choices until its relaxation is integral or HiGHS solves it."""
     cuts, split, begun, begin = [], Choices.split, [], incumbent.Incumbent.begin
     for module, name, value in ((incumbent, "FEW", few), (search, "_SMALL", 0.0), (branching, "_ROUND", 1)):
         monkeypatch.setattr(module, name, value)

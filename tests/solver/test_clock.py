@@ -1,4 +1,4 @@
-"""What a search says that found nothing, and how it counts CPU seconds."""
+"""The error message of a search that found nothing, and how CPU seconds are converted to wall-clock time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_a_busy_machine_gets_more_time_by_the_clock(monkeypatch: pytest.MonkeyPa
     with pace.watched():
         pass
     assert pace.by_the_clock(3.0) == 21.0
-    with pace.watched():  # too little to tell
+    with pace.watched():  # too short to estimate the ratio
         pass
     assert pace.by_the_clock(3.0) == 21.0
-    with pace.watched():  # CPU seconds are counted more coarsely than the clock
+    with pace.watched():  # more CPU seconds than wall-clock seconds: CPU time has the coarser resolution
         pass
     assert pace.by_the_clock(3.0) == 3.0

@@ -1,4 +1,4 @@
-"""Presets beside the chosen plan: the same plans as when asked for alone, never faster, and honest about memory."""
+"""Presets compared with the chosen plan: same plans as when asked for alone, never faster, memory needs reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRESETS = ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp")
 
 
 class Perceptron(nn.Module):
-    """Wide enough for its weights to outweigh its activations."""
+    """Its weights are larger than its activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,11 +91,11 @@ def test_pins_hold_for_the_presets_too() -> None:
     ).comparison
     assert ddp.fits
     assert fsdp.predicted is None and "param:second.weight" in fsdp.note
-    assert tp.fits  # "ddp" itself gave way
+    assert tp.fits  # the pinned constraint "ddp" does not apply here: the compared preset replaces it
 
 
 def test_why_not_otherwise() -> None:
-    """The best plan in which a pin holds is that of the pin among the constraints, and never faster."""
+    """The best plan that meets a pin is the plan with the pin as a constraint, never faster than the free plan."""
     model, inputs = _problem()
     pins = ("param:first.weight = S1", "activation:first = R")
     made = autopar.compare(model, inputs, _cluster(2), against=pins)
@@ -124,7 +124,7 @@ def test_more_budget_costs_no_time() -> None:
     seconds = [point.step_seconds for point in made.tradeoff]
     assert all(later <= earlier * (1 + 1e-3) for earlier, later in itertools.pairwise(seconds))
     assert all(point.peak_bytes <= point.budget_bytes for point in made.tradeoff)
-    assert seconds[-1] == pytest.approx(made.predicted.step_seconds, rel=1e-3)  # the device has room enough
+    assert seconds[-1] == pytest.approx(made.predicted.step_seconds, rel=1e-3)  # the device has enough memory
     alone = autopar.plan(*_problem(), _cluster(2), memory_budget=budgets[1])
     assert alone.predicted.step_seconds == pytest.approx(seconds[1], rel=1e-3)
     with pytest.raises(InfeasibleError):
@@ -231,7 +231,7 @@ def test_a_budget_whose_plan_is_not_found_in_time_is_left_out_of_the_curve(monke
 
     def slow(prepared: Prepared, *, memory_budget_bytes: int) -> Plan:
         asked.append(memory_budget_bytes)
-        if len(asked) == 4:  # without a budget, with the least one, and the first point were before
+        if len(asked) == 4:  # fourth: after the plans without a budget, of the least one, and of the first point
             raise TimeLimitError("the solver found no plan")
         return solve(prepared, memory_budget_bytes=memory_budget_bytes)
 
@@ -244,7 +244,8 @@ def test_a_budget_whose_plan_is_not_found_in_time_is_left_out_of_the_curve(monke
 
 
 def test_a_smallest_budget_above_the_fastest_plans_begins_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was there where the search for a smaller one had no time: budgets fell, and one without a plan ended all."""
+    """Without time to search for a smaller one, the reported smallest budget may exceed the fastest plan's peak. The
+    curve then had falling budgets, and a budget without a plan ended it with an error."""
     model, inputs = _problem()
     [ready] = prepared_for(1, model, inputs, None, request_of(_cluster(2)))
     solve, most = Prepared.solve, ready.solve(memory_budget_bytes=1 << 40).predicted.peak_bytes

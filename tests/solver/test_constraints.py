@@ -1,4 +1,4 @@
-"""What the user asks of a plan: layouts pinned, forbidden and preferred, roles of axes, options of presets."""
+"""User constraints on a plan: layouts pinned, forbidden and preferred, roles of mesh axes, options of presets."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_one_placement_for_all_axes_is_either_order_of_splitting() -> None:
 
 
 class _Twice(nn.Module):
-    """A module that gives a tensor and a loss, called twice."""
+    """Calls one module twice, which returns a tensor and a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_pins_of_activations_hold_at_each_call_and_for_all_that_a_module_gives(l
 
 
 def _sums(plan: Plan) -> dict[str, int]:
-    """How often activations, or their gradients, are summed over the axis, by kind of collective."""
+    """Number of reductions of activations or their gradients over the axis, by kind of collective."""
     found: dict[str, int] = {}
     for c in plan.collectives:
         if c.cause == "activations" and c.kind != "all_gather" and c.bytes > 1024:
@@ -188,11 +188,11 @@ def test_tensor_parallel_with_and_without_sequences_split() -> None:
         assert {str(node.inputs[0].value()) for node in _ops(whole, f"blocks.{i}.norm")} == {"R"}
         assert {str(node.inputs[0].value()) for node in _ops(split, f"blocks.{i}.norm")} == {"S0"}
     assert split.predicted.peak_bytes < whole.predicted.peak_bytes
-    assert _sums(split) == {"all_reduce": 2, "reduce_scatter": 7}  # whole into the first block, as embeddings come
+    assert _sums(split) == {"all_reduce": 2, "reduce_scatter": 7}  # the first block gets its input whole
 
 
 class _NormOfHeads(nn.Module):
-    """What a product gives, cut in heads, each normalised: queries, as Qwen3 has them."""
+    """A product whose result is split into heads, each normalised, as the queries of Qwen3."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def test_recompute_of_some_blocks() -> None:
     assert not any(segment.first >= repeat.instance(3).start for segment in plan.recompute)
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
+# -- constraints that cannot hold -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_constraints_that_cannot_hold_together_are_named(texts: list[str], membe
     named = [text for text in texts if f"'{text}'" in message.partition(" cannot hold")[0]]
     assert len(named) == len(members)
     assert all(member in message for member in members)
-    for left_out in named:  # any but one of them can hold
+    for left_out in named:  # without any one of them, the others can hold
         planned(problem, *(text for text in named if text != left_out))
 
 

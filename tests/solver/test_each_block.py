@@ -1,4 +1,4 @@
-"""With few blocks, what they do is decided once more, block by block, where the budget binds."""
+"""With few blocks and a budget that binds, a second search lets each block decide for itself."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ GAP = 1e-3
 
 
 def _stack(blocks: int, seed: int, rows: int = 2048, part: float = 0.96) -> tuple[Toy, int]:
-    """A stack, and a budget that is a part of what its fastest plan takes."""
+    """A stack, and a budget of `part` of its fastest plan's peak."""
     x = torch.empty(rows, 64, device="meta")
     problem = toy(on_meta(Stack, blocks, 64, 256), x, on=cluster(4, seed=seed))
     return problem, int(part * _plan(problem, memory_budget_bytes=1 << 40).predicted.peak_bytes)
 
 
 def _storages(made: Plan) -> int:
-    """How many storages one weight of the blocks has, at most, kept or gathered again: which weight may be a tie."""
+    """Most distinct storages (layout and regathering) of one weight over the blocks; plans may tie in which weight."""
     found: dict[str, set[tuple[str, bool]]] = {}
     for parameter in made.parameters:
         if parameter.name.startswith("blocks."):
@@ -33,13 +33,13 @@ def _storages(made: Plan) -> int:
 
 
 def _ways(problem: Toy, made: Plan) -> int:
-    """How many layouts one op of the blocks has, at most."""
+    """Most distinct layouts of one op over the blocks."""
     nodes = {node.position: node for node in made.nodes}
     found: dict[int, set[object]] = {}
     [repeat] = problem.repeats
     for block in range(repeat.count):
         for offset, position in enumerate(repeat.instance(block)):
-            if position in nodes and nodes[position].inputs:  # parameters have none
+            if position in nodes and nodes[position].inputs:  # parameters have no inputs
                 found.setdefault(offset, set()).add((nodes[position].inputs, nodes[position].outputs))
     return max(len(some) for some in found.values())
 
@@ -58,7 +58,7 @@ def test_blocks_differ_where_that_is_faster(seed: int) -> None:
 
 @pytest.mark.parametrize("part", [0.71, 0.69, 0.55])
 def test_blocks_compute_otherwise_where_that_is_faster(part: float) -> None:
-    """Under these budgets the blocks of the best plan have strategies of their own."""
+    """Under these budgets the blocks of the best plan have different strategies."""
     problem, budget = _stack(4, 1, rows=512, part=part)
     made, unfolded = (_plan(problem, memory_budget_bytes=budget, gap=GAP, fold=fold) for fold in (True, False))
     assert _ways(problem, made) > 1
@@ -88,8 +88,9 @@ def test_without_a_budget_that_binds_blocks_are_alike() -> None:
 
 @pytest.mark.parametrize("blocks", [4, MOST_BLOCKS + 1])
 def test_blocks_of_one_product_differ_without_a_budget_too(blocks: int) -> None:
-    """One splits its columns and the next its rows, so that every second product alone is followed by a collective;
-    blocks that are alike take a sixth longer. More memory was slower here than a budget that bound."""
+    """One block splits its weight by columns and the next by rows, so that only every second product is followed by a
+    collective; with equal blocks the step takes a sixth longer. Once, plans with more memory were slower than plans
+    under a budget that binds."""
     model = on_meta(_Products, blocks)
     x, mesh = {"x": torch.empty(64, 512, device="meta")}, Cluster.preset("cpu", (2, 2))
     free = plan(model, x, mesh, optimizer="sgd")

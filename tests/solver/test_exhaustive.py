@@ -1,4 +1,4 @@
-"""The program against all plans of 500 random graphs: up to eight ops on 2x2 and 2x2x2 meshes, random budgets.
+"""The program against exhaustive search on 500 random graphs of up to eight ops, 2x2 and 2x2x2 meshes, random budgets.
 
 A seed that fails is in the name of its case: `pytest tests/solver/test_exhaustive.py -m "" -k "[17]"` runs it again.
 """
@@ -31,21 +31,23 @@ from autopar.solver.solution import Solution
 
 GRAPHS, QUICK, MOST_PLANS = 500, 8, 400
 CBC = {*range(40), 65}
-EQUAL = 1e-6  # of seconds: what HiGHS holds rows to
+EQUAL = 1e-6  # relative tolerance on seconds: the feasibility tolerance of HiGHS
 
-pytestmark = pytest.mark.timeout(0)  # which goes by the clock
+pytestmark = pytest.mark.timeout(0)  # pytest-timeout measures wall-clock time, which depends on the load of the machine
 
 
 def cases(*, but: Sequence[int] = (), also: Sequence[int] = ()) -> list[Any]:
-    """`but`: of the first ones, those that take long; `also`: where something went wrong once."""
+    """Seeds as test cases, of which few are not marked slow: the first `QUICK` without `but`, which take long, and
+    `also`, which once failed."""
     quick = {*range(QUICK), *also} - set(but)
     return [pytest.param(seed, marks=[] if seed in quick else pytest.mark.slow) for seed in range(GRAPHS)]
 
 
 def budgets(seed: int, plans: list[Tried]) -> list[float]:
-    """Three at random from where the first plan fits to where all do, and the smallest of all.
+    """The smallest budget with a plan, two random peaks of plans, and one budget that is no plan's peak.
 
-    One is no plan's peak. Peaks are multiples of four, and it is two bytes from the next: HiGHS holds rows to one.
+    Peaks are multiples of four bytes and the last budget is two bytes from the next one: HiGHS satisfies rows to one
+    byte.
     """
     draw = random.Random(f"budgets {seed}")
     peaks = sorted({plan.predicted.peak_bytes for plan in plans})
@@ -66,10 +68,10 @@ def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool) -> 
 
 
 def check(asked: Toy, fixed: Fixed, plans: list[Tried], budget: float, *, recompute: bool) -> None:
-    """What is found is one of the plans that fit, and none that the rows let pass is faster.
+    """The solution is feasible and optimal among the plans that the rows allow.
 
-    The rows say what the prediction says. With recompute they may say more (`solver.memory.rows`): at most what the
-    recomputed blocks read from outside.
+    Without recompute the rows equal the prediction. With it they may exceed the prediction (`solver.memory.rows`), at
+    most by what `read_bytes` says of the recomputed blocks.
     """
     problem = fixed.problem
     folded = any(stage.count > 1 for stage in problem.stages)
@@ -109,7 +111,7 @@ def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", cases(also=(10, 24))[:100])
 def test_parameters_that_are_read_twice(seed: int) -> None:
-    """In one layout or in two, which a bucket of theirs then has both of."""
+    """A parameter may be read in one layout or in two; its bucket then holds both."""
     asked = drawn(seed, MOST_PLANS, Tied)
     problem = asked.problem(fold=False)
     fixed, plans = Fixed(problem), list(every_plan(asked, problem, recompute=False))
@@ -122,7 +124,7 @@ def test_parameters_that_are_read_twice(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", cases(but=(1, 2, 3, 5, 6, 7), also=(65,))[:200])
 def test_counts_of_nested_levels(seed: int) -> None:
-    """The same where equal blocks share their choices, and any number of them recomputes at each level."""
+    """As above, with equal blocks that share their choices; any number of them recomputes at each level."""
     asked = drawn(seed, 2 * MOST_PLANS, Levelled, fold=True)
     problem = asked.problem()
     fixed = Fixed(problem)
@@ -131,7 +133,7 @@ def test_counts_of_nested_levels(seed: int) -> None:
         check(asked, fixed, plans, budget, recompute=True)
 
 
-@pytest.mark.parametrize("seed", cases(but=(0, 4, 6, 7))[:40])  # thousands of plans: half of the file's time
+@pytest.mark.parametrize("seed", cases(but=(0, 4, 6, 7))[:40])  # thousands of plans: half of the run time of this file
 def test_levels_of_blocks_that_decide_for_themselves(seed: int) -> None:
     asked = drawn(seed, MOST_PLANS // 20, Levelled)
     problem = asked.problem(fold=False)
@@ -143,7 +145,7 @@ def test_levels_of_blocks_that_decide_for_themselves(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [case for case in cases(but=range(2, QUICK), also=(65,)) if case.values[0] in CBC])
 def test_cbc_finds_what_highs_finds(seed: int) -> None:
-    """CBC gives no dual values: boxes are cut without them."""
+    """CBC gives no dual values, so the search splits boxes without them."""
     asked = drawn(seed, 2 * MOST_PLANS, Levelled, fold=True)
     for budget in budgets(seed, list(every_plan(asked, asked.problem(), recompute=True)))[1:3]:
         seconds = []

@@ -1,4 +1,4 @@
-"""The first block behind frozen layers, whose input needs no gradient, is recomputed like those behind it."""
+"""The first block after frozen layers is recomputed like the later ones, although its input needs no gradient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCKS = 4
 
 
 class _Adapted(nn.Module):
-    """A frozen product, and one of low rank beside it that is trained."""
+    """A frozen linear layer with a trained low-rank adapter beside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _Adapted(nn.Module):
 
 
 class _Beside(nn.Module):
-    """Two products of low rank beside one that is there."""
+    """Adds a low-rank adapter beside a given linear layer."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _Beside(nn.Module):
 
 
 class _Model(nn.Module):
-    """Four such blocks behind an embedding; all parameters are trained, or those of adapters alone."""
+    """Four adapted blocks after an embedding; either the adapters alone or all parameters are trained."""
 
     def __init__(self, *, frozen: bool = True) -> None:
         super().__init__()
@@ -152,8 +152,8 @@ def test_a_stretch_in_which_nothing_needs_a_gradient_is_none() -> None:
 @pytest.mark.parametrize(
     ("name", "products", "blocks"),
     [
-        ("bert-4", ("query", "value"), "bert.encoder.layer"),  # the blocks may be cut where sizes are taken
-        ("olmo-5", ("q_proj", "v_proj"), "model.layers"),  # two products in its first block are alike too
+        ("bert-4", ("query", "value"), "bert.encoder.layer"),  # here blocks may be split where sizes are taken
+        ("olmo-5", ("q_proj", "v_proj"), "model.layers"),  # two products within the first block also look alike
         ("llama-4", ("q_proj",), "model.layers"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Repeated blocks: found by structure, and decided once without loss."""
+"""Repeated blocks are found by structure, and deciding once for all of them loses little or nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.cost.structure.blocks import regions
 
 
 class Renamed(nn.Module):
-    """Equal blocks under unlike names, with another one between."""
+    """Equal blocks under different module names, with a different block between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def test_blocks_are_found_by_structure() -> None:
 
 
 class Alternating(nn.Module):
-    """Every other block does some op twice more: no label has its like just one period away and not nearer."""
+    """Every other block repeats an op twice more, so that no label recurs at a distance of exactly one period."""
 
     def __init__(self, pairs: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_decisions_do_not_grow_with_the_number_of_blocks() -> None:
 
 
 class Dense(nn.Module):
-    """Equal layers; the first one reads what is given, or the op before it."""
+    """Equal layers; the first one reads the model's input or, with `before`, an op's result."""
 
     def __init__(self, layers: int, *, before: bool) -> None:
         super().__init__()
@@ -82,7 +82,8 @@ class Dense(nn.Module):
 def test_a_block_that_reads_other_than_the_next_decides_for_itself(
     layers: int, counts: list[int], before: bool, gradient: bool
 ) -> None:
-    """Without a gradient of its input, its backward is cheaper; to keep what is given to the step takes no memory."""
+    """An input without gradient makes a block's backward cheaper, and to save the step's own input takes no memory, so
+    the first block is not equal to the others."""
     with torch.device("meta"):
         problem = toy(Dense(layers, before=before), torch.empty(64, 16, requires_grad=gradient), on=cluster(2, seed=1))
     blocks = [stage for stage in problem.problem().stages if stage.repeat is not None]

@@ -1,4 +1,4 @@
-"""Equal blocks looked at once: every figure is what it is when each block is looked at."""
+"""Analysing equal blocks once gives the same figures as analysing every block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from autopar.strategies.ragged import ragged
 
 
 def _gemma2(layers: int) -> Any:
-    """Two kinds of layers in turn."""
+    """Two alternating kinds of layers."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = transformers.Gemma2Config(
         num_hidden_layers=layers, head_dim=16, vocab_size=256, sliding_window=16, pad_token_id=0, **sizes
@@ -42,14 +42,14 @@ def _gemma2(layers: int) -> Any:
 
 
 def _t5(layers: int) -> Any:
-    """Two stacks; the first layer of each makes a bias that all of it read, and the encoder's result is read by all."""
+    """Two stacks; the first layer of each makes its stack's shared bias, and all decoder layers read the encoder."""
     sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "vocab_size": 256}
     config = transformers.T5Config(**sizes, num_layers=layers, decoder_start_token_id=0, use_cache=False)
     return transformers.T5ForConditionalGeneration(config)
 
 
 def _returning(layers: int) -> Any:
-    """Every layer's keys and values are returned."""
+    """The model returns the keys and values of every layer."""
     model = MODELS["llama-8"]()
     model.config.use_cache = True
     return model
@@ -68,13 +68,13 @@ def _more_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _memories(toy: Toy, train: bool = True) -> tuple[StepMemory, StepMemory]:
-    """Of the same step: every block looked at, and equal ones once."""
+    """Memory of the same step without and with folds: every block analysed, or equal ones once."""
     every = replace(toy.memory, train=train, device_kind="cuda")
     return every, replace(every, repeats=tuple(toy.repeats))
 
 
 def _unordered(point: Point) -> tuple[object, ...]:
-    """The sum over what passes is asked for, in whatever order."""
+    """A point as a comparable value: only sums over `passing` and the other parts are used, so their order is free."""
     assert len(set(point.passing)) == len(point.passing)
     awaited, apart = set(point.awaited), set(point.apart)
     return point.node, point.backward, set(point.passing), point.made, set(point.over), awaited, apart
@@ -94,7 +94,7 @@ def test_what_lives_at_every_point(name: str, train: bool) -> None:
     every, once = _memories(toy_of(asked), train)
     assert bool(once.folds) == (name != "vit-4"), "of four blocks, none is left out"
     one, other = Lifetimes(every), once.lifetimes
-    if train or name not in RETURNING:  # what the caller holds of blocks that are through grows from block to block
+    if train or name not in RETURNING:  # else the tensors that the caller holds grow with each block
         assert all(fold in other._folds for fold in once.folds), "blocks that looked alike are"
         assert len(other._nodes) < len(one._nodes) or not once.folds
     for node in (node for node in every.graph.nodes if node.op != "output"):
@@ -113,7 +113,7 @@ def test_what_lives_at_every_point(name: str, train: bool) -> None:
 
 
 def _few(toy: Toy, seed: int) -> Toy:
-    """With three drawn strategies an op, the same in equal blocks, so that plans differ."""
+    """Restrict each op to three random strategies, the same ones in equal blocks, so that plans differ."""
     draw = random.Random(seed)
     drawn: dict[Any, Any] = {}
     first = firsts(toy.graph, toy.repeats, toy.restricted.strategies)
@@ -125,7 +125,7 @@ def _few(toy: Toy, seed: int) -> Toy:
 
 
 def _segments(toy: Toy, seed: int) -> Iterator[list[Segment]]:
-    """Blocks recomputed at falling levels, and at any."""
+    """No recompute, random recompute levels that fall from block to block, and random levels in any order."""
     draw = random.Random(seed)
     nodes = list(toy.graph.nodes)
     yield []
@@ -142,7 +142,7 @@ def _segments(toy: Toy, seed: int) -> Iterator[list[Segment]]:
         yield found
 
 
-# gemma2-12 is in the others, and its plans take as long as those of five others
+# gemma2-12 is also in the other tests, and its plans take as long as those of five other models together
 PREDICTED = thinned(3, [name for name in NAMES if name != "gemma2-12"], [1, 3], [0, 1]) + [
     pytest.param("gemma2-12", micro_batches, seed, marks=pytest.mark.slow)
     for micro_batches in (1, 3)
@@ -171,7 +171,7 @@ def test_a_block_that_differs_in_its_plan_is_looked_at() -> None:
     solution = toy.solve(gap=1e-2)
     [repeat] = toy.repeats
     nodes = list(toy.graph.nodes)
-    inside = nodes[repeat.instance(MODEL + 2).start :][: repeat.period]  # of one block in the middle
+    inside = nodes[repeat.instance(MODEL + 2).start :][: repeat.period]  # the nodes of a block in the middle
     parameters = dict(solution.parameters)
     for node in filter(toy.memory.is_parameter, inside):
         storages = [way.outputs[0] for way in toy.restricted.strategies[node]]

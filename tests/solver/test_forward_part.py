@@ -1,4 +1,4 @@
-"""Memory rows of training steps with frozen parameters beside the prediction: forward's moments are not missed."""
+"""Memory rows against the prediction for training with frozen parameters, where the peak may be in forward."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.solution import read_solution
 
 WORDS, WIDTH, RANK = 64, 16, 2
-PLANS, COUNTS = 3, 3  # choices for all ops; draws of how many blocks recompute
-MOST = 1.1  # of the prediction, that rows may have
-MOST_REPLAYED = 1.3  # and where replays read frozen weights: these count twice in rows, and beside blocks that are kept
+PLANS, COUNTS = 3, 3  # per case: random choices for all ops, and for each of these random counts of recomputed blocks
+MOST = 1.1  # the rows may be at most this multiple of the predicted peak
+MOST_REPLAYED = 1.3  # where replays read frozen weights: rows count these twice, and beside kept blocks
 
 
 class Tuned(nn.Module):
-    """An embedding, equal blocks with or without adapters, and a head of its own, or the embedding again (`tied`)."""
+    """An embedding, equal blocks with or without adapters, and a head, whose weight may be the embedding's (`tied`)."""
 
     def __init__(self, frozen: Callable[[str], bool], blocks: int, adapters: bool, tied: bool) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def most_of(name: str) -> float:
 
 
 def check(asked: Toy, seed: int, *, fold: bool, most: float) -> int:
-    """How many of the plans have their peak in forward."""
+    """Check the rows of random plans; returns how many of the plans have their peak in forward."""
     draw, problem = random.Random(seed), asked.problem(fold=fold)
     assert isinstance(problem.grouping.forward, ForwardPart)
     fixed, found = Fixed(problem), 0
@@ -103,7 +103,7 @@ def test_rows_of_several_micro_batches(name: str) -> None:
 
 
 def test_nothing_is_asked_of_forward_where_all_that_is_read_is_trained_or_kept() -> None:
-    """And no bucket is of several blocks."""
+    """This holds if no bucket spans several blocks."""
     ids = torch.empty(32, dtype=torch.long, device="meta")
     for frozen in ("nothing", "head"):
         module = on_meta(Tuned, lambda name, some=frozen: name == f"{some}.weight", 3, False, False)

@@ -1,4 +1,4 @@
-"""Memory rows of passes without backward beside the prediction, for plans drawn at random: no moment is missed."""
+"""Memory rows against the prediction for random plans of passes without backward: the rows cover every moment."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from toys import Stack, Toy, cluster, on_meta, toy
 from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.solution import read_solution
 
-PLANS, MOST = 4, 1.1  # choices for all ops; of the prediction, that rows may have
-BUCKETS = [64 << 20, 20 << 10, 1 << 10]  # one for all blocks, one for few of them, several for a block
-GRID = thinned(2, [(2,), (2, 2)], [True, False], BUCKETS)  # meshes, folded or not
+PLANS, MOST = 4, 1.1  # random choices per case; the rows may be at most this multiple of the predicted peak
+BUCKETS = [64 << 20, 20 << 10, 1 << 10]  # bytes: one bucket for all blocks, one for a few, several for one
+GRID = thinned(2, [(2,), (2, 2)], [True, False], BUCKETS)  # meshes, folded or not, bucket sizes
 
 
 class Shared(nn.Module):
-    """Blocks that all read one weight, between an embedding and a head that are one too; and each block's input."""
+    """All blocks read one weight, embedding and head are tied, and each block's input is returned too."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Constraints that change nothing whatever else is asked are told; those that no tensor can meet are refused."""
+"""Constraints that can never have an effect cause a warning; those that no tensor can meet are refused."""
 
 from __future__ import annotations
 
@@ -45,9 +45,23 @@ def test_what_some_can_have_is_not_told_whatever_else_is_asked(sign: str) -> Non
     problem = stack(2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConstraintWarning)
-        planned(problem, f"param:* {sign} S1")  # biases have no such dim
+        planned(problem, f"param:* {sign} S1")  # biases have only one dim, so S1 does not apply to them
         planned(problem, f"param:head.weight {sign} S1", "param:head.weight = S0")  # a pin is stronger
         planned(problem, f"param:head.weight {sign} R", "fsdp")
+
+
+def test_on_an_axis_of_one_device_all_placements_are_alike() -> None:
+    problem = stack(2, 1)
+    rows, columns, whole = "S0,R", "S1,R", "R,R"
+    for text, layouts in (("= S0", [rows]), ("~ S0", [rows]), ("!= R", [rows, columns]), ("!= S0", [whole, columns])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ConstraintWarning)
+            plan = planned(problem, f"param:head.weight {text}")
+        assert {str(p.storage) for p in plan.parameters if p.name == "head.weight"} <= {*layouts}
+    for sign in ("=", "~", "!="):
+        told = "'head.weight' cannot have" if sign == "!=" else "it speaks of axes of one device, which split nothing"
+        with pytest.warns(ConstraintWarning, match=f"changes nothing: {told}"):
+            planned(problem, f"param:head.weight {sign} *,S0")
 
 
 @pytest.mark.parametrize("sign", ["=", "!=", "~"])
@@ -77,7 +91,7 @@ def test_a_pin_that_nothing_can_meet_cannot_hold() -> None:
     ("inputs", "text", "only"), [("global", "S0", "R"), ("local", "R", "S0"), ("local", "S1", "S0")]
 )
 def test_an_input_is_called_as_the_user_calls_it(inputs: Literal["global", "local"], text: str, only: str) -> None:
-    """A graph has no node of the name `input`, which the layers of torch take."""
+    """Errors use the user's name `input`: the graph cannot have a node of that name, though torch layers take it."""
     words = rf"'input:in\* = {text}' cannot hold: 'input' cannot have this layout, only {only}: inputs="
     with pytest.raises(InfeasibleError, match=words):
         plan(nn.Linear(8, 8), {"input": torch.ones(8, 8)}, cluster(2), inputs=inputs, constraints=f"input:in* = {text}")

@@ -23,7 +23,7 @@ WIDTH, RANKS = 64, 4
 
 
 class MLP(nn.Module):
-    """h → 4h → h whose input needs a gradient (or not) and whose output feeds a norm."""
+    """h → 4h → h, whose input needs a gradient if `gradient`, and whose result feeds a norm."""
 
     def __init__(self, width: int, gradient: bool = True) -> None:
         super().__init__()
@@ -41,9 +41,8 @@ def _linears(problem: Toy) -> list[fx.Node]:
 
 
 def _mlp(tokens: int, *, gradient: bool = True) -> Toy:
-    """The input's gradient is wanted whole: what stands before could pass a partial one on, to its own parameters.
-
-    Where compute costs nothing, both products must be split: to do all work everywhere would be free.
+    """The input's gradient is required as a whole: otherwise the ops before could pass a partial gradient on to their
+    own parameters. As compute costs nothing here, both products must be split: replicated work would be free.
     """
     module = on_meta(MLP, WIDTH, gradient)
     problem = toy(module, torch.empty(tokens, WIDTH, device="meta"), on=cluster(RANKS, compute=False))
@@ -58,7 +57,7 @@ def _mlp(tokens: int, *, gradient: bool = True) -> Toy:
 
 
 def _weights(problem: Toy, solution: Solution) -> list[str]:
-    """How the products read their weights."""
+    """The layouts in which the products read their weights."""
     return [str(solution.chosen[node].inputs[1]) for node in _linears(problem)]
 
 
@@ -77,21 +76,22 @@ def test_a1_data_parallel_against_tensor_parallel(tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [4 * WIDTH, 8 * WIDTH - RANKS, 8 * WIDTH + RANKS, 16 * WIDTH])
 def test_a1_without_the_inputs_gradient_flips_at_twice_the_tokens(tokens: int) -> None:
-    """Then tensor parallelism moves T·h forward and nothing backward."""
+    """Without the input's gradient tensor parallelism communicates T·h in forward and nothing in backward."""
     problem = _mlp(tokens, gradient=False)
     wanted = ["R+", "R+"] if tokens > 8 * WIDTH else ["S0", "S1"]
     assert _weights(problem, problem.solve()) == wanted
 
 
 def test_a1_tie() -> None:
-    """At T = 4h both cost 2 · 8h² elements in rings (but for the gain's one element, which favours neither)."""
+    """At T = 4h both cost 2 · 8h² elements in ring collectives (apart from the gain's single element)."""
     seconds = _mlp(4 * WIDTH).solve().seconds
     volume = 2 * (RANKS - 1) / RANKS * 8 * WIDTH**2 * 4
     assert seconds == pytest.approx(volume / 1e9, rel=1e-3)
 
 
 def test_a2_megatron() -> None:
-    """Weights too large for one device: the traffic of one all-reduce forward and one backward, 4h never gathered."""
+    """Weights too large for one device: communication of one all-reduce in forward and one in backward, and the 4h
+    activation is never gathered."""
     tokens = WIDTH // 2
     problem = _mlp(tokens)
     budget = 1.02 * problem.smallest_budget()
@@ -103,12 +103,12 @@ def test_a2_megatron() -> None:
     given = problem.memory, problem.cluster, solution.chosen, solution.parameters, solution.segments, grouping
     moved = [c for c in announced(*given).collectives if c.bytes > 64]
     assert max(c.bytes for c in moved) <= tokens * WIDTH * 4, "the 4h activation moves"
-    all_reduce = 2 * (RANKS - 1) / RANKS * tokens * WIDTH * 4 / 1e9  # or a reduce-scatter and an all-gather
+    all_reduce = 2 * (RANKS - 1) / RANKS * tokens * WIDTH * 4 / 1e9  # or an equivalent reduce-scatter and all-gather
     assert sum(c.seconds for c in moved) == pytest.approx(2 * all_reduce)
 
 
 def test_a5_gpt2_on_eight_large_devices_is_plain_data_parallel() -> None:
-    """As the answer is stated: memory traffic, so also the optimizer, costs nothing, and nothing overlaps."""
+    """Under the assumptions of the published answer: memory traffic, hence the optimizer, is free; nothing overlaps."""
     preset = Cluster.preset("h100-80", (8,))
     free = float("inf")
     device = replace(preset.device, bytes_per_s=free, update_bytes_per_s=free, overlap=0.0)
@@ -119,18 +119,18 @@ def test_a5_gpt2_on_eight_large_devices_is_plain_data_parallel() -> None:
     assert sums == "all_reduce"
     parameters = sum(math.prod(p.shape) for p in made.parameters)
     summed = sum(c.bytes * c.count for c in made.collectives if c.phase == "backward")
-    assert summed == pytest.approx(2 * parameters, rel=1e-3)  # that of the positions as an activation's
+    assert summed == pytest.approx(2 * parameters, rel=1e-3)  # the position embedding's as an activation's
 
 
 def test_a5_fast_links_do_not_turn_it_away() -> None:
-    """With everything counted the batch is still split; storage is sharded too, for the optimizer's traffic."""
+    """With all costs counted the batch is still split; parameters are sharded too, to save optimizer traffic."""
     made = _gpt2(Cluster.preset("h100-80", (8,)))
     assert _products(made) == {"S0"}
     assert 0 < made.predicted.hidden_seconds <= made.predicted.comm_seconds
 
 
 def test_a5_less_memory_never_is_faster() -> None:
-    """From a budget that binds nothing down to the smallest: data parallel, sharded states, recompute."""
+    """From a budget that does not bind to the smallest one: data parallel, then sharded states, then recompute."""
     preset = Cluster.preset("h100-80", (8,))
     with pytest.raises(InfeasibleError) as refused:
         _gpt2(preset, budget=1)
@@ -147,7 +147,7 @@ def test_a5_less_memory_never_is_faster() -> None:
 
 
 def _gpt2(on: Cluster, budget: int | None = None) -> Plan:
-    """GPT-2 124M, 64 sequences of 1024, in bf16."""
+    """The plan of GPT-2 124M with 64 sequences of 1024 tokens in bf16."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Known answers of tensor parallelism in transformers: attention on heads, the vocabulary, the residual stream."""
+"""Known answers of tensor parallelism in transformers: attention split by heads, vocabulary, residual stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, TOKENS = 64, 8
 
 
 class Attention(nn.Module):
-    """One causal attention over a batch of one sequence; `groups` heads of keys and values."""
+    """Causal attention over a batch of one sequence; `groups` is the number of key and value heads."""
 
     def __init__(self, heads: int, groups: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def _nodes(problem: Toy, *names: str) -> list[fx.Node]:
 
 
 def _activations_moved(problem: Toy, solution: Solution) -> list[Collective]:
-    """The collectives of a step that are no bucket's."""
+    """The step's collectives that belong to no bucket."""
     grouping = Grouping(problem.memory, problem.repeats)
     found = announced(
         problem.memory, problem.cluster, solution.chosen, solution.parameters, solution.segments, grouping
@@ -79,7 +79,7 @@ def test_a4_eight_heads_of_keys_are_not_dealt_to_sixteen_ranks() -> None:
 
 
 class Head(nn.Module):
-    """Embedding, head and loss of a language model with more words than tokens; the weight is the same."""
+    """Tied embedding and head with a loss; the vocabulary is larger than the number of tokens."""
 
     def __init__(self, words: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_a6_the_vocabulary_is_split_and_no_logits_are_whole() -> None:
 
 
 class Residual(nn.Module):
-    """Two blocks of two products in a residual stream, each behind a norm."""
+    """Two blocks of two products each in a residual stream, each block after a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Residual(nn.Module):
 
 
 def test_a7_tight_memory_splits_the_residual_stream() -> None:
-    """Weights pinned as Megatron has them: a reduce-scatter and an all-gather in place of each all-reduce."""
+    """Weights pinned as in Megatron: each all-reduce becomes a reduce-scatter and an all-gather."""
     problem = toy(on_meta(Residual), torch.empty(1, 256, WIDTH, device="meta"), on=cluster(4, compute=False))
     strategies = dict(problem.restricted.strategies)
     for node in _nodes(problem, "linear"):
@@ -134,7 +134,7 @@ def test_a7_tight_memory_splits_the_residual_stream() -> None:
         strategies[node] = tuple(s for s in strategies[node] if str(s.inputs[1]) == wanted)
         assert strategies[node]
     problem.restricted = Restricted(strategies)
-    budget = 1.15 * problem.smallest_budget(recompute=False)  # with it less is enough, at the price of replays
+    budget = 1.15 * problem.smallest_budget(recompute=False)  # with recompute less is enough, but replays cost
     wide, tight = problem.solve(), problem.solve(budget, recompute=False)
     assert {c.kind for c in _activations_moved(problem, tight)} == {"reduce_scatter", "all_gather"}
     norms = _nodes(problem, "layer_norm")

@@ -8,10 +8,10 @@ s sequence, b batch, h width, a heads, t ranks that share the layer's products::
     the attention core recomputed          without the term of a s
     the whole layer recomputed             2 s b h
 
-Megatron-LM keeps inputs of sequence-parallel products as shards and gathers them again in backward. The plans here come
-to the same bytes by products that read their inputs in shards of the width, exchanged for those of the sequence; where
-the solver gathers instead (layers wide for their sequence, or fused attention), what was gathered is kept, up to
-s b h (4 + 30 / t), so sequence parallelism with the core recomputed is not reproduced.
+Megatron-LM saves the inputs of sequence-parallel products as shards and gathers them again in backward. The plans here
+reach the same bytes with products that read their inputs sharded over the width, converted from shards of the sequence
+by an all-to-all. Where the solver gathers instead (layers wide for their sequence, or fused attention), it saves the
+gathered tensors, up to s b h (4 + 30 / t), so sequence parallelism with the core recomputed is not reproduced.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from autopar.solver.constraints.constraints import restrict
 BATCH, SEQUENCE, WIDTH, HEADS = 4, 1024, 256, 8
 SBH = SEQUENCE * BATCH * WIDTH
 SCORES = 5 * HEADS * SEQUENCE / WIDTH
-BETWEEN = ("norm1", "drop1", "norm2", "drop2")  # modules between products
+BETWEEN = ("norm1", "drop1", "norm2", "drop2")  # the modules whose activations lie between the products
 
 
 class Layer(nn.Module):
-    """The paper's layer, with its three dropouts; `fused`: attention whose scores are computed again in backward."""
+    """The paper's layer with its three dropouts; `fused`: attention that recomputes its scores in backward."""
 
     def __init__(self, fused: bool) -> None:
         super().__init__()
@@ -75,7 +75,8 @@ class Layers(nn.Module):
 
 
 def kept_bytes(ranks: int, *, sequence: bool = False, fused: bool = False, recompute: bool = False) -> int:
-    """What the second of three layers keeps, tensor parallel over `ranks` and, between products, over the sequence."""
+    """Bytes that the second of three layers saves for backward, under tensor parallelism over `ranks` and, with
+    `sequence`, sequence parallelism between the products."""
     x = torch.empty(BATCH, SEQUENCE, WIDTH, device="meta")
     problem = toy(
         on_meta(Layers, fused), x, on=cluster(ranks, compute=sequence, kind="cuda"), precision=Precision.of("bf16")
@@ -84,7 +85,7 @@ def kept_bytes(ranks: int, *, sequence: bool = False, fused: bool = False, recom
     place = "S1" if sequence else "R"
     pins = [f"activation:layers.*.{name} = {place}" for name in BETWEEN]
     pins += [f"activation:{name} = {place}" for name in ("first", "layers.?")]
-    if sequence:  # the preset would have no sums over the axis, as gradients of norms are here
+    if sequence:  # the preset "tp" allows no reductions over the axis, which gradients of norms need here
         pins += [f"param:layers.*.{name}.weight = S0" for name in ("q", "k", "v", "up")]
         pins += [f"param:layers.*.{name}.weight = S1" for name in ("out", "down")]
     if ranks > 1:

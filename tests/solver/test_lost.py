@@ -1,4 +1,4 @@
-"""Where HiGHS is lost in a relaxation, it is asked again in another way before that is believed."""
+"""If HiGHS ends a relaxation without a result ("Unknown"), this is accepted only after retries with other options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_relaxation_that_highs_has_no_word_for_is_tried_again(
     solve, ways = HighsSession._solve, []
 
     def lost_at_first(self: HighsSession, iterations: int) -> str:
-        """As HiGHS itself was."""
+        """Report the status that HiGHS itself once returned, for the first `many` runs."""
         options = ("dual_simplex_cost_perturbation_multiplier", "random_seed")
         ways.append(tuple(self._engine.getOptionValue(option)[1] for option in options))
         return solve(self, iterations) if len(ways) > many else word
@@ -30,7 +30,7 @@ def test_a_relaxation_that_highs_has_no_word_for_is_tried_again(
     found = asked.relax("highs", 60.0, {})
     assert found.status == "optimal"
     assert found.objective == pytest.approx(expected.objective, rel=1e-6)
-    assert len(set(ways[: many + 1])) == many + 1  # each time in another way
+    assert len(set(ways[: many + 1])) == many + 1  # every retry has other options
 
 
 def test_highs_that_is_lost_each_time_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_highs_that_is_lost_each_time_is_believed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_smallest_budget_of_an_mlp_has_a_plan_with_a_proof() -> None:
-    """HiGHS 1.15 was lost at this very budget, and not at those a few bytes more or less."""
+    """HiGHS 1.15 returned such a status at exactly this budget, but not at budgets a few bytes away."""
     with torch.device("meta"):
         hidden = [part for _ in range(4) for part in (nn.Linear(256, 256), nn.ReLU())]
         model, inputs = nn.Sequential(*hidden, nn.Linear(256, 16)), {"input": torch.empty(64, 256)}

@@ -1,4 +1,4 @@
-"""`make_plan`: the plan that comes out, budgets that are too small, constraints."""
+"""`make_plan`: the plan it returns, budgets that are too small, constraints."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_the_same_input_gives_the_same_plan_and_json_keeps_it() -> None:
     again = _plan(problem, memory_budget_bytes=400_000)
     assert plan.nodes == again.nodes and plan.parameters == again.parameters and plan.recompute == again.recompute
     assert plan.certificate.gap <= 1e-3 and plan.certificate.bound <= plan.certificate.objective
-    plan = replace(plan, fingerprints={"graph": "", "model": "", "mesh": "2x2"})  # as planning adds them
+    plan = replace(plan, fingerprints={"graph": "", "model": "", "mesh": "2x2"})  # the planning stages add fingerprints
     assert Plan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
 def test_a_budget_of_what_a_plan_takes_has_that_plan(part: float) -> None:
-    """To the byte: a part of a millionth was kept free, which the peak that an earlier plan tells does not have."""
+    """The budget is used to the byte: a former safety margin of a millionth made a plan miss its own peak as budget."""
     problem = _stack(cluster(4, seed=1))
     with pytest.raises(InfeasibleError) as refused:
         _plan(problem, memory_budget_bytes=1)
@@ -85,7 +85,7 @@ def test_permuting_axes_leaves_the_cost() -> None:
         return _plan(_stack(on, 2), memory_budget_bytes=300_000, gap=1e-5).predicted.step_seconds
 
     on = cluster(2, 4, seed=5)
-    # two axes on one dim cut it in mesh order, so which of them can be gathered first depends on the order
+    # two axes on one dim split it in mesh order, so the order decides which of them can be gathered first
     assert seconds(on) == pytest.approx(seconds(Cluster(on.device, on.axes[::-1])), rel=0.01)
 
 
@@ -166,3 +166,13 @@ def test_pinned_storage_is_kept_and_forward_alone_needs_no_gradients() -> None:
     assert all(_storage(plan)[name] == "S0" for name in pinned)
     assert not any(c.phase != "forward" for c in plan.collectives)
     assert "gradients" not in plan.predicted.parts
+
+
+@pytest.mark.parametrize("text", ["fsdp(recompute=full)", "recompute:blocks.* = full"])
+def test_recompute_is_asked_of_later_calls_where_they_have_such_blocks(text: str) -> None:
+    """A loop may have frozen layers since, so that no two blocks are alike, or these keep nothing."""
+    problem = _stack(cluster(2))
+    first, later = replace(problem.given, repeats=()), replace(problem.given, repeats=(), pinned={})
+    with pytest.raises(InputError, match=r"be recomputed|ask for recompute"):
+        make_plan(first, problem.cluster, PlanRequest(constraints=(text,)))
+    assert make_plan(later, problem.cluster, PlanRequest(constraints=(text,))).recompute == ()

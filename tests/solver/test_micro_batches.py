@@ -1,4 +1,4 @@
-"""A number of micro-batches that is left free is the best of those named."""
+"""Given several numbers of micro-batches, the planner chooses the best of them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_where_none_fits_the_error_is_of_the_one_that_needs_least() -> None:
 
 
 def _found(monkeypatch: pytest.MonkeyPatch, other: Callable[[autopar.Plan], autopar.Plan]) -> autopar.Plan:
-    """The plan of 1 or 2 micro-batches, where the solver makes `other` of the plan of 2."""
+    """The plan for [1, 2] micro-batches, where `other` replaces the solver's result for 2."""
     real = Prepared.solve
 
     def solve(self: Prepared, **options: Any) -> autopar.Plan:

@@ -1,6 +1,7 @@
-"""Rows of equal blocks that keep what their neighbours keep too, beside the prediction: never less, and once.
+"""Memory rows of equal blocks that save tensors which their neighbours save too, against the prediction.
 
-What `test_exhaustive.py` asks of plans that a budget decides about is asked here of plans whatever their time.
+Rows must never be below the prediction, and must count a shared tensor once. `test_exhaustive.py` checks this for
+plans that a budget decides about, these tests for plans of any step time.
 """
 
 from __future__ import annotations
@@ -29,43 +30,43 @@ def slow(*case: object) -> object:
 
 
 def plain(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `relu` gives is kept by it and by the next block's product."""
+    """`relu` saves its result, and the next block's product saves the same tensor."""
     return relu(linear(x, weight)), y
 
 
 def residual(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the blocks read is kept by their products alone, but for the first one's, which an op before keeps."""
+    """Only the block's own product saves its input; the op before the first block saves that block's input too."""
     return x + linear(x, weight), y
 
 
 def crossed(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first block reads one tensor in two places, the others two."""
+    """The first block's two inputs are one tensor, those of the other blocks are two."""
     return x + linear(y, weight) * 2.0, y + linear(x, weight) * 3.0
 
 
 def cut(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the first block reads is a storage, what others read half of one."""
+    """The first block reads a whole storage, the others a view of half of one."""
     return torch.cat([x * 3.0, linear(x, weight)], 1)[:, WIDTH:], y
 
 
 def late(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two ops keep what the block reads; there are levels of recompute between them."""
+    """Two ops save the block's input, with levels of recompute between them."""
     return relu(gelu(linear(x, weight)) * x), y
 
 
 def passed(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One storage is handed on as views, and every block keeps it."""
+    """One storage is passed on as views, and every block saves it."""
     y = y.view(-1, WIDTH, WIDTH).view(ROWS, WIDTH)
     return relu(linear(x, weight)) * y, y
 
 
 def common(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """All blocks read one tensor besides."""
+    """All blocks also read one common tensor."""
     return relu(linear(x * y, weight)), y
 
 
 class Chain(nn.Module):
-    """Equal blocks behind an op that keeps its result, or one that does not."""
+    """Equal blocks after an op that saves its result or one that does not."""
 
     def __init__(self, step: Step, blocks: int, before: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -118,8 +119,8 @@ def test_budgets_hold_behind_an_op_that_keeps_its_result(step: Step) -> None:
     ("step", "blocks", "beside"), [(plain, 2, 0), slow(plain, 3, 0), slow(plain, 5, 0), (late, 5, 1)]
 )
 def test_what_two_blocks_keep_counts_once(step: Step, blocks: int, beside: int) -> None:
-    """Whatever recomputes, the rows say less than one copy more, but for what recomputed blocks read; `beside`: so many
-    tensors that only the first block's ops convert, which count in the others too."""
+    """With any recompute the rows exceed the prediction by less than one more copy, apart from what recomputed blocks
+    read; `beside`: number of tensors that only the first block's ops convert, but that rows count for every block."""
     asked, problem, plans = some_plans(step, blocks, gelu)
     whole, fixed = ROWS * WIDTH * 4, Fixed(problem)
     for plan in plans:
@@ -128,12 +129,12 @@ def test_what_two_blocks_keep_counts_once(step: Step, blocks: int, beside: int) 
         assert counted < most + whole // 2, f"rows say {counted:.0f}: {plan}"
 
 
-FEW = 8  # rows of activations: what moves of the weights decides
+FEW = 8  # rows of the activations: so few that buckets of weights determine the peak
 
 
 @pytest.mark.parametrize("step", [plain, slow(late)])
 def test_rows_count_what_divided_buckets_leave_behind(step: Step) -> None:
-    """Of blocks that share a bucket, each recomputed one has its own, and the next one's is there in its turn."""
+    """If blocks share a bucket, each recomputed one has its own, and the next one's exists at the same time."""
     x = torch.empty(FEW, WIDTH, device="meta")
     asked = toy(on_meta(Chain, step, 3, gelu), x, on=cluster(2, seed=1), keep=4)
     memory, some = asked.memory, dict(asked.restricted.strategies)
@@ -157,13 +158,13 @@ def test_rows_count_what_divided_buckets_leave_behind(step: Step) -> None:
         assert counted >= plan.predicted.peak_bytes * (1 - 1e-6), f"rows say {counted:.0f}: {plan}"
 
 
-GRAPHS, QUICK = 200, (0, 161)  # in 161, what the first block reads lies otherwise than what the others do
+GRAPHS, QUICK = 200, (0, 161)  # in 161 the first block's input has another layout than those of the other blocks
 
 
 @pytest.mark.parametrize("seed", [pytest.param(i, marks=[] if i in QUICK else pytest.mark.slow) for i in range(GRAPHS)])
 @pytest.mark.parametrize("module", [Levelled, Handed])
 def test_rows_of_plans_drawn_at_random(module: type[Levelled], seed: int) -> None:
-    """They say the prediction, or more by no more than what recomputed blocks read."""
+    """The rows are at least the prediction, and exceed it by at most what recomputed blocks read."""
     asked = drawn(seed, PLANS // 2, module, fold=True)
     problem = asked.problem()
     plans, fixed = list(every_plan(asked, problem, recompute=True)), Fixed(problem)
@@ -173,12 +174,12 @@ def test_rows_of_plans_drawn_at_random(module: type[Levelled], seed: int) -> Non
         assert counted <= (peak + read_bytes(asked, problem, plan)) * (1 + 1e-6), f"rows say {counted:.0f}: {plan}"
 
 
-HELD = 32, 49  # in these, what the caller holds decides
+HELD = 32, 49  # graphs in which tensors held by the caller determine the peak
 
 
 @pytest.mark.parametrize("seed", [pytest.param(i, marks=[] if i in HELD else pytest.mark.slow) for i in range(50)])
 def test_rows_of_plans_whose_blocks_return_what_they_keep(seed: int) -> None:
-    """They say no less than the prediction: where blocks recompute, the caller's tensors are there beside theirs."""
+    """The rows are at least the prediction: the tensors that the caller holds exist beside the replayed ones."""
     asked = drawn(seed, PLANS // 2, Returning, fold=True)
     problem = asked.problem()
     plans, fixed = list(every_plan(asked, problem, recompute=True)), Fixed(problem)
@@ -192,7 +193,7 @@ IDLE = 0, 7
 
 @pytest.mark.parametrize("seed", [pytest.param(i, marks=[] if i in IDLE else pytest.mark.slow) for i in range(24)])
 def test_rows_of_plans_whose_results_no_backward_comes_to(seed: int) -> None:
-    """They say no less than the prediction, whatever recomputes."""
+    """The rows are at least the prediction, with any recompute."""
     asked = drawn(seed, PLANS // 2, Beside, fold=True)
     problem = asked.problem()
     assert asked.memory.savings.holding

@@ -1,4 +1,4 @@
-"""Buckets that a relaxation opens in part are told to be there or not, and no plan is lost."""
+"""Branching on buckets that a relaxation opens fractionally: each exists or not in a child, and no plan is lost."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ AXES, PARAMETERS = 3, 5
 
 
 def moving(seed: int) -> tuple[Program, float]:
-    """Parameters that each move over one of the axes: what an axis moves hides up to a limit, and each axis that is
-    used at all is a bucket, of whose latency a parameter pays its part. And what the best of all plans costs."""
+    """Parameters each communicate over one of the axes. Each axis hides its communication up to a limit and, if used at
+    all, has one bucket, of whose latency each of its parameters pays a share. Also returns the optimal cost."""
     draw = random.Random(seed)
     seconds = [draw.uniform(1, 4) for _ in range(PARAMETERS)]
     hidden, latency = draw.uniform(1, 5), draw.uniform(0.2, 3)
@@ -61,7 +61,7 @@ def _moved(made: tuple[int, ...], seconds: list[float], rates: list[float]) -> l
 
 
 def test_cut_by_buckets_the_optimum_is_that_of_exhaustive_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is without these cuts, in more parts; also in a part of the program."""
+    """The optimum is the same without this branching, which then needs more nodes; also in a search of part of it."""
     parts, relax, split = [0], Program.relax_again, Openings.split
     monkeypatch.setattr(Program, "relax_again", lambda *a, **k: parts.append(parts.pop() + 1) or relax(*a, **k))
     monkeypatch.setattr(incumbent, "FEW", 0)
@@ -101,7 +101,7 @@ def test_a_bucket_is_there_or_not() -> None:
 def test_a_model_that_uses_several_axes_in_part_is_proven(
     mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A BERT whose weights move for about as long as it computes: without the cuts three axes leave a gap."""
+    """A BERT whose weights' communication takes about as long as its compute: without this branching a gap remains."""
     with torch.device("meta"):
         model = BertForMaskedLM(BertConfig(vocab_size=512))
     ids = torch.empty(32, 256, dtype=torch.long, device="meta")

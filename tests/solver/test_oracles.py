@@ -1,4 +1,4 @@
-"""The program against exhaustive search, and its objective and peak against a walk over the plan."""
+"""The program against exhaustive search, and its objective and peak against the prediction for the plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESHES = [(2,), (2, 2)]
 
 
 def _every_prediction(asked: Toy, *, recompute: bool = False) -> list[Prediction]:
-    """What every plan costs; blocks recompute as a whole or not at all."""
+    """The prediction of every plan; blocks are recomputed as a whole or not at all."""
     problem = asked.problem(fold=False, recompute=recompute, inner_levels=0)
     return [plan.predicted for plan in every_plan(asked, problem, recompute=recompute)]
 
@@ -54,7 +54,7 @@ def test_optimum_is_that_of_exhaustive_search(seed: int, mesh: tuple[int, ...]) 
     ids=str,
 )
 def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[int, ...]) -> None:
-    """One result is read by the output alone, one by the loss as well."""
+    """The output alone reads one of the results; the loss reads the other too."""
     x = torch.empty(4, 8, device="meta")
     problem = toy(on_meta(Beside), x, on=cluster(*mesh, seed=seed), keep=4 if len(mesh) == 1 else 3, seed=seed)
     best = min(p.step_seconds for p in _every_prediction(problem))
@@ -65,7 +65,7 @@ def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[
 
 @pytest.mark.parametrize(("seed", "micro_batches"), thinned(2, [1, 3, 4, 7], [1, 2]))
 def test_optimum_where_communication_hides(seed: int, micro_batches: int) -> None:
-    """Buckets of some elements, so that reductions begin before the end of backward: graphs of two weights."""
+    """Buckets of a few elements, so that reductions begin before backward ends; graphs with two weights."""
     problem = _random(seed, (2,), micro_batches)
     problem.memory = replace(problem.memory, bucket_bytes=64)
     problem.cluster = replace(problem.cluster, device=replace(problem.cluster.device, overlap=0.7))
@@ -112,13 +112,13 @@ def test_objective_and_budget_hold_with_recompute(fold: bool, mesh: tuple[int, .
 
 
 def test_recompute_of_a_chain_is_that_of_exhaustive_search() -> None:
-    """One device, four blocks: how many to recompute, against all sixteen answers."""
+    """One device, four blocks: which of them to recompute, against all sixteen combinations."""
     problem = toy(on_meta(Stack, 4), torch.empty(512, 16, device="meta"), on=cluster(1, seed=2), keep=1)
     weights = [node for node in problem.graph.nodes if problem.memory.is_parameter(node)]
     problem.restricted = replace(problem.restricted, regather=dict.fromkeys(weights, False))
     plans = _every_prediction(problem, recompute=True)
     assert len(plans) == 2**4, "each block kept or recomputed"
-    inputs = 512 * 16 * 4  # of a recomputed block: the rows count them beside their copies in its replay
+    inputs = 512 * 16 * 4  # bytes of a recomputed block's input, which the rows count beside the copy in its replay
     for budget in sorted({p.peak_bytes for p in plans}):
         best = min(p.step_seconds for p in plans if p.peak_bytes <= budget)
         for fold in (True, False):

@@ -1,4 +1,4 @@
-"""Pins of which later ones leave nothing, and what errors of pins tell."""
+"""Recompute pins that later ones override completely, and the reasons that errors about pins give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns of parameters find tied ones by any of their names, and tell of those that the call does not read."""
+"""Patterns match tied parameters by any of their names, and report parameters that the call does not read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar import InfeasibleError, InputError
 
 
 class Tied(nn.Module):
-    """A table of words that scores them too, and a head that is not called."""
+    """An embedding that is also the weight of the output layer, and a head that is not called."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Recompute that is asked of parts of blocks, and of blocks that are alone: exactly what is named, or an error."""
+"""Recompute requested for parts of blocks, or for single blocks: exactly what is named, or an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autopar.solver.constraints.idle_constraints import ConstraintWarning
 
 
 def _replayed(problem: Toy, plan: Plan) -> set[str]:
-    """Of which modules, and functions of blocks (as "blocks.0"), ops that keep something are in segments."""
+    """The modules, or blocks for their own function calls ("blocks.0"), whose ops save tensors and are recomputed."""
     nodes = list(problem.graph.nodes)
     inside = (node for s in plan.recompute for node in nodes[s.first : s.last + 1])
     return {node.meta[SCOPE][-1][0] for node in inside if output_tensors(node) and problem.memory.saves(node)}
@@ -28,10 +28,10 @@ def _of_blocks(parts: str, *blocks: int) -> set[str]:
     return {f"blocks.{i}{part and '.'}{part}" for i in blocks for part in parts.split("|")}
 
 
-ALL = "|up|down|norm"  # the block itself calls gelu
+ALL = "|up|down|norm"  # "": ops of the block itself, which calls gelu
 
 
-@pytest.mark.filterwarnings("ignore:.* saves no memory")  # one op, which keeps what it reads alone
+@pytest.mark.filterwarnings("ignore:.* saves no memory")  # a single op that saves only its input
 @pytest.mark.parametrize(
     ("texts", "replayed"),
     [
@@ -73,7 +73,7 @@ def test_a_part_of_a_part() -> None:
     with pytest.warns(
         ConstraintWarning, match=r"a part of 'blocks\.0', but no part .* nothing of it is recomputed; ask for full"
     ):
-        plan = planned(problem, "recompute:blocks.*.up = selective")  # one op
+        plan = planned(problem, "recompute:blocks.*.up = selective")  # a single op
     assert not plan.recompute
 
 
@@ -102,7 +102,7 @@ def test_what_the_program_counts_is_what_is_predicted(texts: list[str], budgets:
 
 
 class _Twice(nn.Module):
-    """Reads one matrix twice."""
+    """Reads one weight twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _Twice(nn.Module):
         return self.b(self.a(x).relu()).relu().sum(-1, keepdim=True) * x
 
 
-@pytest.mark.filterwarnings("ignore:.* saves no memory")  # one op, which keeps what it reads alone
+@pytest.mark.filterwarnings("ignore:.* saves no memory")  # a single op that saves only its input
 def test_a_part_that_cannot_be_recomputed_by_itself_is_refused() -> None:
     inputs, mesh = {"input": torch.empty(64, 16, device="meta")}, Cluster.preset("cpu", (2,))
     for model, leaf, why in (

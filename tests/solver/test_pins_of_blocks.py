@@ -1,4 +1,4 @@
-"""Pins that speak of one of several equal blocks take plans away, and change nothing else."""
+"""A pin on one of several equal blocks excludes plans, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
 from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.solution import read_solution
 
-MESH = Cluster.preset("cpu", (2,))  # a bucket more is 7 % of these steps
+MESH = Cluster.preset("cpu", (2,))  # here one bucket more costs 7 % of a step
 
 
 @pytest.mark.parametrize("budget", [None, 1.02])
@@ -41,7 +41,7 @@ def test_a_pin_that_the_best_plan_meets_leaves_it(budget: float | None) -> None:
 
 
 def test_a_pin_on_one_block_costs_no_more_than_on_all() -> None:
-    """Blocks share buckets as they do without it."""
+    """The blocks share buckets as they do without the pin."""
     problem = toy(on_meta(Stack, 3, 64, 256), torch.empty(1024, 64, device="meta"), on=MESH)
     one, every = (planned(problem, f"param:blocks.{some}.norm.weight = S0") for some in "1*")
     stored = {p.name: str(p.storage) for p in planned(problem).parameters}
@@ -63,7 +63,7 @@ def test_the_prediction_of_a_saved_plan_is_its_own() -> None:
 
 
 def _parted(asked: Toy, begins: int) -> Toy:
-    """The same with blocks from a number on told from those before."""
+    """The same problem, with the blocks from number `begins` on told apart from those before."""
     [repeat] = asked.repeats
     nodes = list(asked.graph.nodes)
     marks = {nodes[repeat.instance(i).start]: "marked" for i in range(begins, repeat.count)}
@@ -74,7 +74,7 @@ def _parted(asked: Toy, begins: int) -> Toy:
 
 
 def test_rows_of_blocks_in_the_midst_of_a_bucket() -> None:
-    """Of plans without recompute nothing is reduced behind them."""
+    """Without recompute no bucket is reduced at the end of these blocks' backward."""
     asked = _parted(toy(on_meta(Stack, 9), torch.empty(64, 16, device="meta"), on=cluster(2, 2, seed=3)), 5)
     problem = asked.problem()
     fixed, none = Fixed(problem), [every_count(problem.stages[i])[0] for i in recomputable(problem)]

@@ -1,4 +1,4 @@
-"""What is told of all pairs of layouts at once is what is told of each."""
+"""Prices computed for all pairs of layouts at once equal those computed for each pair."""
 
 from __future__ import annotations
 

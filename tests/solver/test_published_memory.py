@@ -1,4 +1,4 @@
-"""Plans whose feasibility is published: what fits, and how many blocks must be recomputed for it."""
+"""Plans whose feasibility is published: what fits in memory, and how many blocks must be recomputed for it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def tokens(batch: int) -> dict[str, torch.Tensor]:
 
 
 def with_zero_2(model: nn.Module, batch: int, cluster: Cluster, budget_bytes: float) -> tuple[Solution, Prediction]:
-    """The fastest plan with the batch split, parameters sharded, and copies of them kept until their gradients; blocks
-    recompute as a whole."""
+    """The fastest plan that splits the batch, shards parameters, and keeps gathered parameters until their gradients
+    are made; blocks are recomputed as a whole."""
     request, watch = request_of(cluster, precision="bf16"), Stopwatch()
     prepared = prepare(model, trace_for(model, tokens(batch), None, request, watch), request, watch)
     graph, parameters = prepared.traced.graph, dict(model.named_parameters())
@@ -61,13 +61,14 @@ def with_zero_2(model: nn.Module, batch: int, cluster: Cluster, budget_bytes: fl
 
 
 def reads(made: Plan) -> set[str]:
-    """How the products read their weights."""
+    """The layouts in which the products read their weights."""
     return {str(node.inputs[1]) for node in made.nodes if node.target.endswith("linear")}
 
 
 def test_a10_llama2_7b_on_eight_devices_of_36_gb() -> None:
-    """Published: ZeRO-2 with 20 of 32 blocks recomputed, from a profile in which a block keeps 514.56 MiB a sample (32
-    recomputed). Transformers' block keeps less, so fewer have to be; with the profile's bytes in its place 20 come out.
+    """Published: ZeRO-2 with 20 of 32 blocks recomputed, from a profile in which a block saves 514.56 MiB for each
+    sample (32 if recomputed). The block of Transformers saves less, so fewer must be recomputed; with the profile's
+    bytes the solver also finds 20.
     """
     model, cluster, budget = llama(4096, 11008, 32, 32), Cluster.preset("a100-80", (8,)), 36e9
     solution, predicted = with_zero_2(model, 16, cluster, budget)
@@ -85,13 +86,13 @@ def test_a10_llama2_7b_on_eight_devices_of_36_gb() -> None:
     free = plan(model, tokens(16), cluster, precision="bf16", memory_budget=int(budget))
     assert reads(free) == {"R+"}, "no tensor parallelism"
     assert free.predicted.step_seconds <= predicted.step_seconds * (1 + 1e-3)
-    with pytest.raises(InfeasibleError):  # nor does anything fit that keeps parameters and states whole
+    with pytest.raises(InfeasibleError):  # nor does any plan fit that keeps parameters and optimizer states unsharded
         plan(model, tokens(16), cluster, precision="bf16", memory_budget=int(budget), constraints="ddp")
 
 
 @pytest.mark.parametrize(("mesh", "constraints"), [((64,), ("fsdp",)), ((32, 2), ("fsdp+tp",))], ids=str)
 def test_a11_llama_13b_on_64_devices_of_80_gb(mesh: tuple[int, ...], constraints: Sequence[str]) -> None:
-    """Without recompute both fit, and one sequence a device without tensor parallelism is the faster of the two."""
+    """Without recompute both plans fit, and one sequence per device without tensor parallelism is the faster one."""
     model = llama(5120, 13824, 40, 40)
     cluster = Cluster.preset("a100-80", mesh)
     made = plan(model, tokens(64), cluster, precision="bf16", constraints=[*constraints, "recompute:* = never"])

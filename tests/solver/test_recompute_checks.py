@@ -1,4 +1,4 @@
-"""Recompute that is asked of parts that free nothing is told."""
+"""Requested recompute that frees no memory causes a warning."""
 
 from __future__ import annotations
 

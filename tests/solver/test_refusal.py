@@ -1,4 +1,4 @@
-"""What the error says where no plan fits: budgets that can be taken at their word, and hints that can help."""
+"""The error message where no plan fits: the budgets that it names have plans, and its hints help."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_hints_are_those_that_can_help(
 
 @pytest.mark.parametrize(("rows", "optimizer"), [(8, "sgd"), (16, "adafactor"), (16, "sgd"), (512, "sgd")])
 def test_micro_batches_are_named_where_some_number_of_them_needs_less(rows: int, optimizer: str) -> None:
-    """All but the last leave their gradients: with large weights and few rows, more need more."""
+    """Every micro-batch but the last leaves its gradients: with large weights and few rows, more of them need more."""
     whole = refused(rows, optimizer=optimizer)
     numbers = [many for many in (2, 4, 8, 16) if rows // many >= 4]
     least = min(
@@ -117,7 +117,7 @@ def test_what_is_proven_is_said_to_be_so_by_the_planners_count() -> None:
     for message in (near, far):
         assert "the smallest budget that the planner finds one for is" in message and "proven" not in message
     assert "the planner may overestimate the memory a little" in near
-    assert "too high" not in far  # where it makes no difference
+    assert "too high" not in far  # at that distance an overestimate makes no difference
 
 
 def test_of_few_ways_it_does_not_say_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:

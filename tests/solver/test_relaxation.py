@@ -1,4 +1,4 @@
-"""Relaxations with few columns say what CBC says of all columns, within whatever bounds of the counts."""
+"""Relaxations by column generation equal CBC's with all columns, for any bounds on the counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autopar.solver.search import incumbent, search
 
 
 def program(part: float, *mesh: int) -> Program:
-    """Four blocks, recomputed whole; the budget is this part of the way from the smallest to the fastest plan's."""
+    """Four blocks, recomputed as a whole; the budget is `part` of the way from the smallest to the fastest plan's."""
     problem, least, most = four(*mesh, inner_levels=0)
     model = Model(problem.problem(inner_levels=0))
     Rows(model, least + part * (most - least))
@@ -49,7 +49,7 @@ def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monk
         assert part < 0
         return
     assert last.relaxation.inside.sum() < len(asked.names)
-    ends = [(2.0, 2.0), (4.0, 4.0), (0.0, 0.0), (1.0, 3.0), (3.0, 3.0), (0.0, 4.0)]  # 0 drops entries of the matrix
+    ends = [(2.0, 2.0), (4.0, 4.0), (0.0, 0.0), (1.0, 3.0), (3.0, 3.0), (0.0, 4.0)]  # 0 removes entries of the matrix
     for low, high in itertools.chain(ends, reversed(ends)):
         bounds: Bounds = {count: (low, high), whether: (min(low, 1.0), min(high, 1.0))}
         whole, few = asked.relax("cbc", 60.0, bounds), asked.relax_again(last, 60.0, bounds)
@@ -62,7 +62,7 @@ def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monk
 @pytest.mark.parametrize("turn", [highs._TURN, 0.0])
 @pytest.mark.parametrize("part", [-0.01, 0.0, 0.3, 1.0])
 def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it brings an answer, proves that there is none, or takes too long."""
+    """Whether presolve solves the problem, proves infeasibility, or takes too long."""
     asked, ends = program(part, 2, 2), []
     whole = asked.relax("cbc", 60.0, {})
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
@@ -78,7 +78,7 @@ def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: p
 
 
 def test_boxes_of_choices_go_on_from_what_highs_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same columns and rows it is told the bounds alone, and has the optimum of each box all the same."""
+    """With unchanged columns and rows HiGHS only gets new bounds (warm start), and still finds each box's optimum."""
     asked, passed, pass_to = program(0.3, 2), list[int](), highs.pass_to
     monkeypatch.setattr(highs, "pass_to", lambda *given, **named: passed.append(1) or pass_to(*given, **named))
     last = whole = asked.relax("highs", 60.0, {}, everything=True)
@@ -96,7 +96,7 @@ def test_boxes_of_choices_go_on_from_what_highs_has(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_a_clock_ends_too_soon_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HiGHS's clock runs on while other processes have the CPU; the limit is in CPU seconds."""
+    """HiGHS measures wall-clock time, which goes on while other processes have the CPU; the limit is in CPU seconds."""
     asked = program(0.3, 2)
     least = asked.relax("cbc", 60.0, {}).objective
     monkeypatch.setattr(highs.PACE, "by_the_clock", lambda cpu: 1e-5 * cpu)
@@ -108,7 +108,7 @@ def test_whole_numbers_end_with_their_cpu_seconds(monkeypatch: pytest.MonkeyPatc
     asked = program(0.3, 2)
     everything = np.arange(len(asked.names))
     assert asked.integrate("highs", everything, 60.0, 1e-4, {}).status == "optimal"
-    seconds = itertools.chain([0.0, 0.0, 0.0], itertools.repeat(1e9))  # gone as soon as it has begun
+    seconds = itertools.chain([0.0, 0.0, 0.0], itertools.repeat(1e9))  # the time is over as soon as the solve has begun
     monkeypatch.setattr(engines, "cpu_seconds", lambda: next(seconds))
     assert asked.integrate("highs", everything, 60.0, 1e-4, {}).status in ("stopped", "feasible")
 
@@ -124,7 +124,7 @@ def test_the_whole_relaxation_is_solved_once_for_each_objective() -> None:
 
 
 def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shared conversion's row holds `kept` too, so that it has no dual value of one's choice while it is left out."""
+    """A shared conversion's row also holds `kept`, so while it is left out, no dual value of a choice prices it."""
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     asked = Program()
     source, reader = ([asked.variable(name) for _ in range(2)] for name in "xy")
@@ -142,7 +142,8 @@ def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_two_flows_imply_is_paid_once() -> None:
-    """By a choice that both leave: its solution costs 1, by a bound of 0, and no variable of it more than that."""
+    """Two flows out of one choice imply one conversion of cost 1: `least_more` may add no more than 1 to the bound of 0
+    for any variable of the optimal solution."""
     asked = Program()
     source, *readers = ([asked.variable(name) for _ in range(2)] for name in "xyz")
     for choices in (source, *readers):
@@ -154,7 +155,7 @@ def test_what_two_flows_imply_is_paid_once() -> None:
     asked.cost = np.zeros(len(asked.names))
     asked.cost[converted], asked.cost[source[1]] = 1.0, 10.0
     reduced = asked.cost.copy()
-    reduced[[flows[0, 0] for flows in both]] = 1.0  # with the price of what they imply
+    reduced[[flows[0, 0] for flows in both]] = 1.0  # includes the price of the implied conversion
     assert asked.relax("cbc", 60.0, {}).objective == pytest.approx(1.0)
     more = least_more(asked.matrix(), reduced)
     assert more[[source[0], converted[0], *(flows[0, 0] for flows in both)]].max() == pytest.approx(1.0)
@@ -247,7 +248,7 @@ def test_a_box_above_a_cutoff_is_closed(
             found = asked.relax_again(root, 60.0, bounds, cutoff=cutoff, from_last=from_last)
             if found.status == "closed":
                 closed += 1
-                assert cutoff <= found.bound <= optimum * (1 + 1e-7)  # what HiGHS holds reduced costs to
+                assert cutoff <= found.bound <= optimum * (1 + 1e-7)  # the dual feasibility tolerance of HiGHS
             elif found.status == "optimal":
                 assert found.objective == pytest.approx(optimum, rel=1e-6)
             else:
@@ -256,7 +257,7 @@ def test_a_box_above_a_cutoff_is_closed(
 
 
 def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From nothing, where HiGHS changes costs and so looks at no cutoff."""
+    """From a cold start, where HiGHS perturbs costs and therefore ignores the cutoff."""
     asked, statuses, by_steps = program(0.3, 2, 2), list[str](), HighsSession._solve_by_steps
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     monkeypatch.setattr(highs, "_ITERATIONS", (1, 0.0))

@@ -1,8 +1,7 @@
-"""The program's memory rows beside the prediction, for plans drawn at random: no moment is missed.
+"""The program's memory rows against the prediction, for random plans.
 
-A plan's rows are asked for the least peak that they let it have. Whatever the plan, that is at least the predicted
-peak, and not much more: so a moment or a term of one that no row stands for is found, without a budget that happens to
-bind there.
+The program is solved for the least peak that its rows allow for a fixed plan. That must be at least the predicted peak
+and not much more: this finds a moment, or a term of one, that no row covers, without a budget that binds there.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from autopar.solver.problem import Problem
 from autopar.solver.seconds.objective import run
 from autopar.solver.solution import read_solution
 
-PLANS, COUNTS = 3, 3  # so many choices for all ops, and for each of them draws of how many blocks recompute
-MOST = 1.06  # of the prediction, that rows may have
+PLANS, COUNTS = 3, 3  # per case: random choices for all ops, and for each of these random counts of recomputed blocks
+MOST = 1.06  # the rows may be at most this multiple of the predicted peak
 
 
 class Waves(nn.Module):
-    """Its activations are all that it has, and can be split on any dim."""
+    """A model without parameters, whose activations can be split on any dim."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +44,7 @@ class Waves(nn.Module):
 
 
 def drawn_choices(problem: Problem, seed: int) -> list[int]:
-    """The choices that are cheapest at random prices, of those whose layouts can be joined."""
+    """The cheapest choices at random prices, among those whose layouts can be converted into each other."""
     draw, model = np.random.default_rng(seed), Model(problem)
     prices = {variable: float(draw.random()) for variables in model.x for variable in variables}
     model.seconds, model.overlap = Linear(prices), None
@@ -54,7 +53,7 @@ def drawn_choices(problem: Problem, seed: int) -> list[int]:
 
 
 def check(asked: Toy, seed: int, *, fold: bool, most: float = MOST) -> None:
-    """Rows of plans of equal blocks; unfolded, of blocks of two kinds."""
+    """Check the rows of random plans; unfolded problems have blocks of two kinds."""
     draw, folded = random.Random(seed), asked.problem()
     problem = folded if fold else asked.problem(fold=False)
     fixed = Fixed(problem)
@@ -82,14 +81,14 @@ def test_rows_of_a_stack(mesh: tuple[int, ...], micro_batches: int, fold: bool) 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
 def test_rows_of_what_conversions_stage(mesh: tuple[int, ...]) -> None:
-    """Along dims that are not the first, of activations that are large beside weights."""
+    """Conversions along other dims than the first need staging copies; activations are large beside weights."""
     asked = toy(on_meta(Waves), torch.empty(4, 64, 16, device="meta"), on=cluster(*mesh, seed=5))
     for seed in range(3):
         check(asked, seed, fold=True)
 
 
 def test_equal_blocks_count_as_much_as_blocks_told_apart() -> None:
-    """Also at levels of recompute that no block has, and where the gradients of one block go as the next one's come."""
+    """Also at recompute levels that no block uses, and where one block's gradients go as the next one's come."""
     asked, draw = toy_of(ready("gpt2-4", 4)), random.Random(0)
     folded, single = asked.problem(), asked.problem(fold=False)
     one, other = Fixed(folded), Fixed(single)
@@ -107,13 +106,13 @@ def test_equal_blocks_count_as_much_as_blocks_told_apart() -> None:
 
 @pytest.mark.parametrize(("mesh", "bucket_bytes"), thinned(2, [(2,), (2, 2)], [20 << 10, 6 << 10, 1 << 10]), ids=str)
 def test_rows_of_small_buckets(mesh: tuple[int, ...], bucket_bytes: int) -> None:
-    """A few blocks have one, or a block several, or each of its weights one by itself."""
+    """A few blocks share a bucket, or a block has several, or each weight has its own."""
     asked = toy(on_meta(Stack, 5), torch.empty(64, 16, device="meta"), on=cluster(*mesh, seed=3))
     check(replace(asked, memory=replace(asked.memory, bucket_bytes=bucket_bytes)), 3, fold=True)
 
 
 def sharded(problem: Problem, *, regather: bool) -> list[int]:
-    """The choices that split batches and store parameters in shards, as far as there are such."""
+    """The choices that split the batch and store parameters as shards, where such choices exist."""
     model, prices = Model(problem), dict[int, float]()
     for op, variables in zip(problem.ops, model.x, strict=True):
         for choice, variable in zip(op.choices, variables, strict=True):

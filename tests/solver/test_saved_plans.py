@@ -1,4 +1,4 @@
-"""A plan that was saved and loaded again equals the one that was made, in all that it holds."""
+"""A plan that is saved and loaded again equals the original in all its fields."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_so_is_one_with_everything_that_compare_adds(tmp_path: Path) -> None:
     asked = {"tradeoff": 2, "against": ["fsdp", "tp(recompute=full)", "hsdp", "param:* = R"]}
     made = autopar.compare(model, inputs, autopar.Cluster.preset("cpu", (2,)), loss_fn=torch.sum, **asked)
     assert made.tradeoff and made.streams
-    assert {one.fits for one in made.comparison} == {True, False}  # a mesh of one axis has no hsdp
+    assert {one.fits for one in made.comparison} == {True, False}  # a mesh with one axis cannot have the preset hsdp
     _same(made, tmp_path / "plan.json")
 
 

@@ -1,4 +1,4 @@
-"""How long the search waits for a first solution, and who is said to have made it."""
+"""How long the search waits for a first solution, and which solver the certificate names."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
     assert plan.certificate.bound <= plan.certificate.objective
     with pytest.raises(
         InfeasibleError, match="the smallest budget that the planner finds one for is"
-    ):  # which is proven
+    ):  # infeasibility is proven
         planned(problem, budget=least // 2)
     exact = LeastMemory.smallest
 
@@ -95,7 +95,7 @@ def test_a_budget_that_is_proven_too_small_is_so_without_the_smallest(monkeypatc
 
 
 def test_optimal_is_within_the_gap_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ties may have added is taken off the bound: the search has to go that much nearer."""
+    """The search's bound is lowered by what tie-breaking may have added, so its gap must be smaller by as much."""
     whole, gap = search.search, 1e-3
 
     def barely(*given: Any, gap: float, **options: Any) -> Outcome:

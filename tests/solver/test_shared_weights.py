@@ -1,4 +1,4 @@
-"""Memory rows of blocks that read the same weights: their gradients are there from the last block's backward on."""
+"""Memory rows of blocks that share weights: their gradients exist from the last block's backward on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional
 from toys import cluster, on_meta, toy
 
-MOST = 1.1  # of the prediction, that rows may have: small blocks count more
+MOST = 1.1  # the rows may be at most this multiple of the predicted peak; small blocks count more
 
 
 class Again(nn.Module):
-    """One block, so many times over, behind a product or not: then the first one gives no gradient of its input."""
+    """One block applied many times; after a product (`behind`) its first application makes an input gradient too."""
 
     def __init__(self, times: int, behind: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Again(nn.Module):
     ids=str,
 )
 def test_rows_of_one_block_many_times(mesh: tuple[int, ...], micro_batches: int, fold: bool, behind: bool) -> None:
-    """Weights that are large beside activations, and some that are not."""
+    """Weights that are large beside the activations, and some that are not."""
     for seed, rows in enumerate((16, 64, 256)):
         x, on = torch.empty(rows, 16, device="meta"), cluster(*mesh, seed=seed)
         asked = toy(on_meta(Again, 4, behind), x, on=on, micro_batches=micro_batches)

@@ -1,4 +1,4 @@
-"""What is left out of a program costs more than the limit, and what is left has the same optimum."""
+"""Columns removed by reduced cost exceed the limit, and the smaller program has the same optimum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autopar.solver.search.shrunk import part_of, within
 
 
 @pytest.mark.parametrize(
-    ("mesh", "part"),  # the last two take CBC long
+    ("mesh", "part"),  # the last two cases take CBC long
     [((2,), 0.1), ((2,), 0.3), *(pytest.param((2, 2), part, marks=pytest.mark.slow) for part in (0.1, 0.3))],
     ids=str,
 )
@@ -82,7 +82,8 @@ def test_no_solution_in_the_part_asks_for_more(monkeypatch: pytest.MonkeyPatch) 
 def test_far_from_the_relaxation_better_ones_are_looked_for_near_it(
     in_time: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a known solution is far; where that ends too soon, the search goes on up to the known one."""
+    """If a known solution is far from the relaxation, a first search is limited to solutions near it; if it runs out of
+    time, the search continues up to the known solution."""
     asked = program(0.3, 2, 2)
     best, everything = search(asked, gap=1e-7), np.arange(len(asked.names))
     cost, choices = asked.cost, asked.matrix().integer
@@ -94,7 +95,7 @@ def test_far_from_the_relaxation_better_ones_are_looked_for_near_it(
     of_part, found = searching._of_part, []
 
     def looked(part: Any, basis: Any, known: Any, solver: str, gap: float, clock: Clock, limit: float) -> Outcome:
-        if clock.limit < 60.0:  # a share of the time
+        if clock.limit < 60.0:  # the first search, which gets a share of the time
             found.append(limit)
             if not in_time:
                 raise TimeLimitError("not in time")
@@ -150,7 +151,7 @@ def test_the_relaxation_without_a_budget_leaves_the_optimum(
     monkeypatch.setattr(searching, "_MOST", (1.0, 1.0))
     found = searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0))
     relaxed = asked.relax("highs", 60.0, {}, everything=True).objective
-    assert found is not None or best.objective > relaxed * (1 + searching._ABOVE)  # too dear to be among what is kept
+    assert found is not None or best.objective > relaxed * (1 + searching._ABOVE)  # too costly for the kept columns
     assert found is not None or part < 0.9
     if found is not None:
         assert found.status == "optimal"

@@ -1,4 +1,4 @@
-"""The simulated step: what must hold of its streams, and how near the solver's objective comes to it."""
+"""The simulated step: invariants of its streams, and how closely the solver's objective approximates it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ready(mesh: tuple[int, ...], micro_batches: int, preset: str = "a100", layer
 
 
 def plans(prepared: Prepared, presets: Sequence[str]) -> Iterator[Plan]:
-    """Under presets, freely (""), and freely under three quarters of that plan's memory ("tight")."""
+    """Plans for each of the presets, "" for a free plan, and "tight" for three quarters of the free plan's peak."""
     for name in presets:
         budget = 1 << 60
         if name == "tight":
@@ -74,7 +74,7 @@ def test_the_questions_are_twenty_plans() -> None:
     ids=str,
 )
 def test_objective_and_simulation_agree(mesh: tuple[int, ...], micro_batches: int, presets: tuple[str, ...]) -> None:
-    """Within 5 % on every plan, and plans whose objectives differ by more than 4 % in the same order."""
+    """Within 5 % for every plan; plans whose objectives differ by more than 4 % are in the same order."""
     prepared = ready(mesh, micro_batches)
     found = []
     for name, plan in zip(presets, plans(prepared, presets), strict=True):
@@ -89,7 +89,7 @@ def test_objective_and_simulation_agree(mesh: tuple[int, ...], micro_batches: in
 
 
 def test_where_communication_takes_longer_than_compute_they_agree() -> None:
-    """What moves within nodes and between them is on its way at once."""
+    """Communication within nodes and between nodes runs at the same time."""
     prepared = ready((32, 8), 1, layers=6)
     for plan in plans(prepared, ("ddp", "fsdp", "hsdp", "")):
         assert plan.predicted.comm_seconds > 1.1 * plan.predicted.compute_seconds
@@ -97,7 +97,7 @@ def test_where_communication_takes_longer_than_compute_they_agree() -> None:
 
 
 def check_streams(step: Simulated, plan: Plan) -> None:
-    """Streams run one thing at a time, all that was announced, and the step is no less than any of them."""
+    """Each stream runs one task at a time and all that the plan announces; the step is no shorter than any stream."""
     busy = step.busy_seconds()
     for stream in step.streams:
         events = [event for event in step.events if event.stream == stream]
@@ -114,7 +114,7 @@ def check_streams(step: Simulated, plan: Plan) -> None:
 
 
 def test_where_nothing_hides_the_step_is_the_objective() -> None:
-    """On a CPU collectives take the cores that compute."""
+    """On a CPU collectives use the cores that also compute."""
     prepared = ready((4,), 1, preset="cpu", layers=2)
     for plan in plans(prepared, ("ddp", "fsdp", "")):
         assert simulated(prepared, plan).step_seconds == pytest.approx(plan.predicted.step_seconds, rel=1e-9)

@@ -1,4 +1,4 @@
-"""What must hold of plans of small published models: folding costs little, budgets only help, axes have no order.
+"""Properties of plans of small published models: folding costs little, budgets only help, axis order is irrelevant.
 
 Most cases are slow: `pytest tests/solver/test_small_models.py -m ""`.
 """
@@ -23,18 +23,18 @@ from autopar.solver import solving
 from autopar.solver.search import smallest as smallest_budgets
 from autopar.strategies.strategy import Strategy
 
-GAP = 1e-3  # of every plan here
-COST = 1.02  # of a step, that folding may take
+GAP = 1e-3  # relative optimality gap of every plan here
+COST = 1.02  # how much longer than the unfolded optimum the folded plan's step may be
 LADDER = 12
-SECONDS = {"t5-4": 180.0}  # of the CPU for a plan under a budget, where no proof to the gap was found in 36 minutes
-WIDEST = 0.1  # what the certificate of such a plan may leave open: T5 at 0.3 of the way came to 0.08
+SECONDS = {"t5-4": 180.0}  # CPU seconds for a plan under a budget: 36 minutes did not suffice to prove the gap
+WIDEST = 0.1  # largest gap of such a plan's certificate; T5 at 0.3 of the way came to 0.08
 
-pytestmark = pytest.mark.timeout(0)  # which goes by the clock
+pytestmark = pytest.mark.timeout(0)  # pytest-timeout measures wall-clock time, which depends on the load of the machine
 
 
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest budget is the exact one, however long it takes, so that tests do not depend on the clock."""
+    """The smallest budget is computed exactly without a time limit, so that tests do not depend on the clock."""
     monkeypatch.setattr(smallest_budgets, "_LARGE", 1_000_000)
     endless = smallest_budgets._Seconds(least=NO_LIMIT)
     monkeypatch.setattr(smallest_budgets._Seconds, "within", lambda _: endless)
@@ -46,7 +46,7 @@ def problem(name: str, *mesh: int) -> Prepared:
 
 
 def smallest(asked: Prepared) -> int:
-    """The smallest budget that has a plan."""
+    """The smallest budget with a plan."""
     with pytest.raises(InfeasibleError) as refused:
         asked.solve(memory_budget_bytes=1)
     assert refused.value.smallest_budget_bytes is not None
@@ -54,7 +54,7 @@ def smallest(asked: Prepared) -> int:
 
 
 def budgets(asked: Prepared, *parts: float) -> list[int]:
-    """As parts of the way from the smallest budget to what the fastest plan takes."""
+    """Budgets at these fractions of the way from the smallest budget to the fastest plan's peak."""
     least, most = smallest(asked), asked.solve(memory_budget_bytes=1 << 60).predicted.peak_bytes
     return [int(least + part * (most - least)) + 1 for part in parts]
 
@@ -74,9 +74,9 @@ def first(names: list[str], quick: int) -> list[object]:
 @pytest.mark.parametrize("name", first(list(MODELS), 1))
 @pytest.mark.parametrize("part", [None, 0.6, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_folding_costs_little(name: str, part: float | None) -> None:
-    """Of all plans in which each block decides for itself, levels of recompute too, none is faster by more than 2 %.
+    """Even if each block decides for itself, recompute levels included, no plan is faster by more than 2 %.
 
-    None is faster at all where blocks of a kind have the same layouts and storage, and the first of them recompute.
+    No plan is faster at all in which equal blocks have the same layouts and storage, and the first ones recompute.
     """
     asked = problem(name, 4)
     assert any(repeat.count > 1 for repeat in find_repeats(asked.traced.graph))
@@ -99,8 +99,8 @@ def test_folding_costs_little(name: str, part: float | None) -> None:
 
 @pytest.mark.parametrize("name", first(["llama-4", "gpt2-6", "bert-4", "vit-4", "t5-4"], 0))
 def test_more_budget_costs_no_time(name: str) -> None:
-    """Twelve budgets from the smallest to more than the fastest plan needs; with a proof or, where it takes too long,
-    with what was found by then."""
+    """Twelve budgets from the smallest to beyond the fastest plan's peak; plans are proven optimal or, where that takes
+    too long, the best found within the time limit."""
     asked = problem(name, 4)
     ladder = budgets(asked, *(i / (LADDER - 2) for i in range(LADDER)))
     solve = functools.partial(stopped, seconds=SECONDS[name]) if name in SECONDS else solved
@@ -113,16 +113,16 @@ def test_more_budget_costs_no_time(name: str) -> None:
 @pytest.mark.parametrize("part", [None, 0.3])
 @pytest.mark.parametrize("name", first(["gpt2-4", "llama-6-grouped", "bert-4", "vit-4", "t5-4"], 0))
 def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2x4 and 4x2 of the same two axes: links, and not their numbers, decide. `part`: of the way to a loose budget.
+    """2x4 and 4x2 of the same two axes: links, not axis numbers, decide. `part`: of the way to a loose budget.
 
-    But parameters and outputs that have one dim split over both are DTensors, which split it over the first axis first.
-    A tight budget may want the other order; without such layouts the meshes are alike, and no plan is better. Where a
-    proof takes too long, costs are compared within what the certificates leave open.
+    One exception: a parameter or output with one dim split over both axes is a DTensor, which splits it over the first
+    axis first, and a tight budget may need the other order. Without such layouts the meshes are equivalent and no plan
+    is better. Where a proof takes too long, objectives are compared within the gaps of the certificates.
 
-    Compared are plans in which equal blocks share their decisions, which certificates speak of. What blocks then gain
-    by deciding for themselves is a search that ends early, and another one for each order.
+    The plans compared are those in which equal blocks share decisions, which the certificates are about. The later
+    search in which blocks decide for themselves is heuristic, and differs by axis order.
     """
-    monkeypatch.setattr(smallest_budgets, "_LARGE", 0)  # near the smallest will do, which takes long on two axes
+    monkeypatch.setattr(smallest_budgets, "_LARGE", 0)  # nearly the smallest: the exact one takes long here
     monkeypatch.setattr(smallest_budgets._Seconds, "within", lambda _: smallest_budgets._Seconds())
     monkeypatch.setattr(solving, "refined", lambda asked, model, solution, *_: solution)
     asked = problem(name, 2, 4)
@@ -142,7 +142,7 @@ def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypat
 
 
 def stopped(asked: Prepared, budget: int, seconds: float) -> Plan:
-    """The best plan after so many seconds, which its certificate says how far it may be from the optimum."""
+    """The best plan found within `seconds`; its certificate bounds the distance to the optimum."""
     made = replace(asked, request=replace(asked.request, time_limit=seconds)).solve(memory_budget_bytes=budget, gap=GAP)
     proof = made.certificate
     print(f"{asked.request.cluster.shape}: {proof.objective:.6e} s, at least {proof.bound:.6e} s, gap {proof.gap:.4%}")
@@ -153,14 +153,14 @@ def stopped(asked: Prepared, budget: int, seconds: float) -> Plan:
 
 
 def agree(one: Plan, other: Plan) -> None:
-    """What the certificates of two plans leave open overlaps, and neither costs more than the larger gap more."""
+    """The intervals from bound to objective of two plans overlap, and neither costs more than the larger gap more."""
     a, b = one.certificate, other.certificate
     assert max(a.bound, b.bound) <= min(a.objective, b.objective) * (1 + GAP)
     assert a.objective == pytest.approx(b.objective, rel=max(GAP, a.gap, b.gap))
 
 
 def without_orders(asked: Prepared) -> Prepared:
-    """The same without layouts of parameters and outputs that split one dim over two axes."""
+    """The same problem without layouts of parameters and outputs that split one dim over two axes."""
 
     def ordered(layout: Layout) -> bool:
         dims = [placement.dim for placement in layout.placements if placement.is_sharded]

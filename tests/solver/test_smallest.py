@@ -1,4 +1,4 @@
-"""The smallest budget that has a plan, exactly and nearly."""
+"""The smallest budget that has a plan, computed exactly or approximately."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_no_plan_in_time_is_an_error(normed: Toy, monkeypatch: pytest.MonkeyPatc
 def test_the_fastest_plan_tells_of_a_budget_where_no_other_is_found_in_time(
     normed: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refusal knew of no budget that has a plan, or of one that was larger than what the fastest plan takes."""
+    """Formerly a refusal named no budget that has a plan, or a larger one than the fastest plan's peak."""
     monkeypatch.setattr(smallest, "_LARGE", 0)
     monkeypatch.setattr(smallest._Seconds, "within", lambda _: smallest._Seconds(all=0.0))
     monkeypatch.setattr(smallest, "_least", too_late)
@@ -109,7 +109,7 @@ def test_budgets_go_up_from_what_is_known_to_be_too_small_until_one_has_a_plan(
 
 
 def test_what_is_told_too_late_is_told_of_smaller_budgets(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near the least peak no proof is found in time: the bound is that of a budget that is further below."""
+    """Near the least peak no proof is found in time, so the lower bound comes from a smaller budget."""
     exact = least_memory(normed.problem())
     monkeypatch.setattr(smallest, "_LARGE", 0)
     monkeypatch.setattr(smallest.LeastMemory, "_bare", (0.0, None))
@@ -129,7 +129,7 @@ def test_what_is_told_too_late_is_told_of_smaller_budgets(normed: Toy, monkeypat
 
 
 def test_a_budget_that_few_plans_fit_has_one_within_its_limit(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search went on to four times its limit, and then began another one."""
+    """Formerly the search took four times its time limit, and then started another search."""
     problem = normed.problem()
     exact, seen = least_memory(problem), list[float]()
 

@@ -1,4 +1,4 @@
-"""What relaxations know of counts of recomputed blocks, beyond what whole numbers need."""
+"""Valid inequalities on counts of recomputed blocks, which tighten relaxations but exclude no integral solution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.solver.model import Model
 
 
 def model(*mesh: int) -> Model:
-    """Four blocks, recomputed whole or at an inner level, under a budget that binds."""
+    """Four blocks, which may be recomputed as a whole or at an inner level, under a budget that binds."""
     problem, least, most = four(*mesh)
     made = Model(problem.problem())
     Rows(made, least + 0.3 * (most - least))

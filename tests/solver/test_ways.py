@@ -1,4 +1,4 @@
-"""What each way costs at least, known without a program; and the fastest plan by the few ways that it leaves."""
+"""Lower bounds on each way (choice of an op) by message passing, and the fastest plan with the few ways they leave."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from autopar.solver.seconds.stars import MOST, Arm, Star
 from autopar.solver.solution import read_solution
 
 GRAPHS, QUICK, MOST_PLANS = 200, 12, 400
-FAR = 1.05  # from the best, a plan that is read from messages alone
+FAR = 1.05  # largest ratio to the optimum of a plan that is decoded from messages alone
 SMALL = ["gpt2-4", "llama-6-grouped", "bert-4", "t5-4", "vit-4"]
 slow = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_what_a_star_costs_at_least_is_that_of_all_its_ends(seed: int, uses: int
     arms = [Arm(0, np.arange(rows), draw.normal(size=rows))]
     for k in range(uses):
         message = draw.normal(size=columns)
-        message[1:][draw.random(columns - 1) < 0.3] = -np.inf  # not wanted
+        message[1:][draw.random(columns - 1) < 0.3] = -np.inf  # columns that no arm can take
         own = draw.random((rows, columns)) if draw.random() < 0.5 else None
         arms.append(Arm(k + 1, np.arange(columns), message, own))
     star, least = Star(price, arms), [np.full(len(arm.message), np.inf) for arm in arms]
@@ -142,7 +142,7 @@ def test_few_ways_have_the_optimum_or_say_how_far_they_are(
     "name", [pytest.param(name, marks=[] if name in ("gpt2-4", "vit-4") else [slow]) for name in SMALL]
 )
 def test_a_plan_is_read_from_what_is_known_of_ways(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the one that there is, with the bound that there is, where no larger program is solved in time."""
+    """With larger programs disabled, the decoded plan is the result, with the bound of the messages."""
     problem = problem_of(name, 2, 2)
     network = Network(problem)
     network.climb()
@@ -168,7 +168,7 @@ def chosen_alike(one: Problem, other: Problem) -> bool:
 
 
 def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where few ways leave a gap; without memory for more, their plan is kept."""
+    """A further program closes the gap that few ways leave; without enough memory for it, their plan is kept."""
     problem, gap, seen = problem_of("t5-4", 2, 2), 1e-4, list[int]()
     monkeypatch.setattr(pruning, "_ALL", 0)
     monkeypatch.setattr(pruning, "_PAIRS", (1_500, 1_600))
@@ -192,7 +192,7 @@ def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyP
 def test_plans_of_few_ways_leave_time_for_a_proof(
     pairs: tuple[int, ...], expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All time is for the last program, or for one that has all ways that a better plan can use."""
+    """The remaining time is for the last program, or for one with all ways that a better plan can use."""
     problem, times = problem_of("gpt2-4", 2, 2, 2), []
     monkeypatch.setattr(pruning, "_ALL", 0)
     monkeypatch.setattr(pruning, "_PAIRS", pairs)
@@ -212,7 +212,7 @@ def test_plans_of_few_ways_leave_time_for_a_proof(
 def test_a_program_whose_successor_would_take_too_long_is_the_last(
     seconds: float, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the seconds that its relaxation took."""
+    """The estimate is made from the seconds that its relaxation took."""
     problem, times, gone = problem_of("gpt2-4", 2, 2, 2), [], [0.0]
     monkeypatch.setattr(pruning, "_ALL", 0)
     monkeypatch.setattr(pruning, "_PAIRS", (1_500, 1_600, 1_700))
@@ -276,7 +276,7 @@ def test_few_ways_under_a_budget(
     monkeypatch.setattr(under_budget, "_FEW", (some // 2, some))
     monkeypatch.setattr(under_budget, "_MOST", most)
     model, found, is_all = fastest_within(Pruner("highs", gap), problem, budget, 120.0)
-    assert is_all == (most > 0) or (is_all < (most > 0) and found.status == "optimal")  # few ways prove it
+    assert is_all == (most > 0) or (is_all < (most > 0) and found.status == "optimal")  # few ways suffice
     if part < 0:
         assert whole.status == found.status == "infeasible"
         return
@@ -292,7 +292,7 @@ def test_few_ways_under_a_budget(
 def test_where_few_ways_have_no_plan_one_of_little_memory_is_the_first(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a program of all ways behind it, and without one."""
+    """With a later program of all ways, and without one."""
     asked, *_ = four(2, 2)
     problem = asked.problem()
     budget = 1.001 * least_memory(problem, 1e-3).budget_bytes

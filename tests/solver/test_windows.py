@@ -1,4 +1,4 @@
-"""A few ops at a time choose anew: never dearer, within all rows, and better than what takes the least memory."""
+"""Large neighbourhood search, which reoptimises a few ops at a time: feasible, never worse than the known solution."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_from_the_least_memory_to_nearly_the_best(mesh: tuple[int, ...], part: f
     best = run(model, "highs", 60.0, 1e-4)
     smallest = least_memory(problem.problem())
     known = replace(smallest.outcome, objective=float(model.program.cost @ smallest.outcome.values))
-    start = run_near(model, known, "highs", 1e-4, 0.0)  # no time: what it was given
+    start = run_near(model, known, "highs", 1e-4, 0.0)  # no time: returns the solution that it starts from
     found = run_near(model, known, "highs", 1e-4, 8.0)
     assert best.objective * (1 - 1e-4) <= found.objective < start.objective
     assert found.objective <= 1.1 * best.objective
@@ -82,7 +82,7 @@ def test_windows_are_solved_without_the_aggregator(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.filterwarnings("ignore:.*PuLP 4.0:DeprecationWarning")
 def test_the_rule_that_is_off_is_the_aggregator(capfd: pytest.CaptureFixture[str]) -> None:
-    """Presolve's rules have numbers, which another HiGHS may give to others."""
+    """Presolve rules are numbered, and another version of HiGHS may number them differently."""
     problem, several = pulp.LpProblem("one"), [pulp.LpVariable(f"x{i}", 0, 2, "Integer") for i in range(3)]
     problem += pulp.lpSum(several) >= 1
     options = engine("highs", 60.0, 0.0, aggregates=False).optionsDict

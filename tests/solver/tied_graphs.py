@@ -1,4 +1,4 @@
-"""Random graphs that read a parameter twice."""
+"""Random graphs that read one parameter twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 class Tied(nn.Module):
-    """Products with two weights, of which one is read again: by another product, or by what is added to the loss."""
+    """Products with two weights, one of which is also read by another product or by a term added to the loss."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small planning problems: random modules with few choices per op, and clusters on which only one thing costs."""
+"""Small planning problems: random modules with few choices per op, and clusters on which only one cost counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from autopar.tracing import trace
 
 
 def cluster(*sizes: int, seed: int | None = None, compute: bool = True, kind: str = "cpu") -> Cluster:
-    """Axes of these sizes; random speeds with a seed, equal ones without; `compute=False`: only communication costs."""
+    """A mesh with axes of these sizes; random speeds with a seed, equal ones without; `compute=False`: only
+    communication costs."""
     draw = random.Random(seed) if seed is not None else None
     rate = draw.uniform(0.2, 5.0) if draw else 1.0
     fast = float("inf")
@@ -64,7 +65,7 @@ Strategies = Mapping[fx.Node, Sequence[Strategy]]
 
 @dataclass
 class Toy:
-    """A traced module, its strategies, and what a step of it needs."""
+    """A traced module with its strategies, memory formulas and cluster: a planning problem that tests can inspect."""
 
     memory: StepMemory
     restricted: Restricted
@@ -99,7 +100,7 @@ class Toy:
         return read_solution(model, run(model, "highs", 60.0, gap))
 
     def smallest_budget(self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST) -> float:
-        """The smallest peak of any plan, as the rows bound it."""
+        """The smallest peak of any plan according to the program's memory rows."""
         model = Model(self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels))
         rows = Rows(model, None)
         model.seconds = Linear({rows.peak: 1.0})
@@ -112,7 +113,7 @@ class Toy:
 
 
 def least_memory(problem: Problem, gap: float = 1e-4, **asked: float) -> Smallest:
-    """The smallest budget of a problem that has one."""
+    """The smallest budget that has a plan."""
     found = LeastMemory(problem, Pruner("highs", gap)).smallest(**asked)
     assert found is not None
     return found
@@ -128,7 +129,7 @@ def toy(
     precision: Precision | None = None,
     optimizer: str = "adamw",
 ) -> Toy:
-    """A problem from a module; `keep`: at most so many strategies for each op, drawn at random."""
+    """The planning problem of a module; `keep`: restrict each op to at most so many strategies, drawn at random."""
     names = ["x", "y", "z"][: len(inputs)]
     precision = precision or Precision()
     traced = trace(
@@ -153,7 +154,7 @@ def toy(
 
 
 def firsts(graph: fx.Graph, repeats: Sequence[Repeat], strategies: Strategies) -> dict[fx.Node, fx.Node]:
-    """Of nodes of later blocks the equal node of the first one, where both have the same strategies."""
+    """Each node of a later block with the same strategies as its equal in the first block, and that equal node."""
     nodes = list(graph.nodes)
     found = {
         nodes[position]: nodes[repeat.start + k]
@@ -191,7 +192,7 @@ class Random(nn.Module):
 
 
 class Beside(nn.Module):
-    """A loss, and beside it what went into it and a result that did not."""
+    """Returns a loss, the tensor it is computed from, and a result that the loss does not read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,13 +233,13 @@ class Stack(nn.Module):
 
 
 def on_meta(module: type[nn.Module], *args: object) -> nn.Module:
-    """A module without data."""
+    """A module on the meta device."""
     with torch.device("meta"):
         return module(*args)
 
 
 def stack(*mesh: int, blocks: int = 3) -> Toy:
-    """The problem of a `Stack`."""
+    """The planning problem of a `Stack`."""
     return toy(on_meta(Stack, blocks), torch.empty(512, 16, device="meta"), on=cluster(*mesh))
 
 

@@ -1,7 +1,7 @@
-"""The problem of a model in which every block decides for itself, levels of recompute too; what a folded plan is in it.
+"""The problem in which every block of a model decides for itself, recompute levels included, to judge folded plans.
 
-Blocks on their own have the levels that folded ones have (`single_levels`), so that each folded plan is one of the
-unfolded ones, and costs as much.
+Unfolded blocks have the levels of folded ones (`single_levels`), so each folded plan is also an unfolded one with the
+same cost.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from autopar.solver.model import OBJECTIVE, Model
 from autopar.solver.problem import Stage
 
 NEAR = 1e-3
-EXACT = 1e-6  # relative: what HiGHS holds rows to
+EXACT = 1e-6  # relative: the feasibility tolerance of HiGHS
 
 
 class Unfolded:
-    """An unfolded problem under a budget; None: without budget and recompute."""
+    """An unfolded problem under a budget; None: no budget and no recompute."""
 
     def __init__(self, asked: Toy, budget: int | None) -> None:
         self.asked, self.budget = asked, budget
         self.problem = asked.problem(fold=False, recompute=budget is not None)
 
     def bound(self) -> float:
-        """Seconds that no plan goes below: the relaxation's."""
+        """Lower bound in seconds on every plan: the relaxation's objective."""
         model = self._model()
         root = model.program.relax("highs", NO_LIMIT, {}, everything=True)
         assert root.status == "optimal"
         return root.objective * model.reference() / OBJECTIVE
 
     def faster(self, seconds: float, *, alike: bool = False) -> float | None:
-        """What a plan takes that takes less than `seconds`, the best to `NEAR`; None where there is none, proven.
+        """Step time of the best plan (to a gap of `NEAR`) that takes less than `seconds`; None if it is proven that
+        there is none.
 
-        `alike`: of plans in which all blocks of a kind have the same layouts and storage, and any number of the first
-        of them recompute at each level.
+        `alike`: only plans in which equal blocks have the same layouts and storage, and the first ones recompute, any
+        number of them at each level.
         """
         model = self._model()
         program, scale = model.program, model.reference() / OBJECTIVE
@@ -58,7 +59,7 @@ class Unfolded:
         return found.objective * scale if found.objective < cutoff else None
 
     def seconds_of(self, made: Plan) -> float | None:
-        """What a plan of the folded problem takes as one of this; None where it does not fit."""
+        """Step time of a folded plan in this problem; None where it does not fit."""
         segments = {(segment.first, segment.last) for segment in made.recompute}
         nodes = {node.position: (node.inputs, node.outputs, node.local) for node in made.nodes}
         regathers = {p.name: p.regather for p in made.parameters}
@@ -86,7 +87,7 @@ class Unfolded:
         return model
 
     def _tie(self, model: Model) -> None:
-        """Every block chooses as the one before it, and recomputes no more."""
+        """Each block has the choices of the block before it, and recomputes no more than that one."""
         stages, program = self.problem.stages, model.program
         for before, here in itertools.pairwise(range(len(stages))):
             if stages[here].repeat is None or stages[before].repeat is not stages[here].repeat:
@@ -99,7 +100,7 @@ class Unfolded:
 
 
 def _level(stage: Stage, segments: set[tuple[int, int]]) -> int:
-    """At which level one block recomputes (0: not at all), from the segments of all."""
+    """The level at which a single block recomputes (0: none), derived from the segments of the whole plan."""
     assert stage.repeat is not None and stage.levels is not None and stage.count == 1
     start = stage.repeat.instance(stage.first).start
     inside = {s for s in segments if start <= s[0] and s[1] < start + stage.repeat.period}

@@ -1,4 +1,4 @@
-"""Simulated ranks for the executed check: local code of the runtime, ranks that exchange run in threads."""
+"""Simulated ranks for the executed check: the runtime's local code, with ranks that communicate in threads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Coordinate = tuple[int, ...]
 
 
 class Simulated:
-    """Every rank of a mesh in this process, with the runtime's own local code."""
+    """All ranks of a mesh in this process, with the runtime's own local code."""
 
     def __init__(self) -> None:
         self.here = threading.local()
         self.barriers: dict[str, threading.Barrier] = {}
         self.values: dict[str, dict[int, torch.Tensor]] = {}
-        self.moves: dict[Coordinate, list[tuple[int, int]]] = {}  # (axis, bytes handed in) of each collective
+        self.moves: dict[Coordinate, list[tuple[int, int]]] = {}  # for each collective (axis, input bytes)
 
     def run(
         self, node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], work: Mapping[Coordinate, LocalRun]
@@ -54,14 +54,15 @@ class Simulated:
         with ThreadPoolExecutor(len(work)) as pool:
             for done in [pool.submit(one, coordinate) for coordinate in work]:
                 done.result()
-        if strategy.local == "sdpa_causal":  # all goes to one rank: what an exchange of more would send it is announced
+        # here all goes to one rank; count what the announced, even exchange would send
+        if strategy.local == "sdpa_causal":
             self.moves = {
                 where: [_as_exchanged(move, mesh_shape) for move in moves] for where, moves in self.moves.items()
             }
         announced = [(i.axis, size) for i in strategy.inner for size in (i.forward_bytes, i.backward_bytes) if size]
         if (
             strategy.local == "experts_exchanged"
-        ):  # how much a rank sends depends on data; together they send all routes
+        ):  # a single rank's bytes depend on data, but together they send all routes
             moves = [move for coordinate in work for move in self.moves[coordinate]]
             assert len(moves) == len(announced) * len(work)
             assert sum(size for _, size in moves) == len(work) * sum(size for _, size in announced)
@@ -69,7 +70,7 @@ class Simulated:
         for coordinate, moves in self.moves.items():
             message = f"collectives inside {node.target} on {coordinate}"
             pairs = list(zip(sorted(moves), sorted(announced), strict=True))
-            if any(coordinate):  # of pieces that are not equally long the first rank has the longest
+            if any(coordinate):  # if shards are uneven, the first rank has the largest
                 assert all(axis == other and size <= most for (axis, size), (other, most) in pairs), message
             else:
                 assert all(move == promised for move, promised in pairs), message
@@ -91,7 +92,7 @@ class Simulated:
         part.finish(result)
 
     def all_reduce(self, tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
-        """Stands in for the collective: the ranks of a group meet twice at its barrier."""
+        """Replaces the collective: the ranks of a group meet twice at its barrier."""
         axis = int(group.partition(":")[0])
         self.moves[self.here.coordinate].append((axis, tensor.numel() * tensor.element_size()))
         values = self.values[group]

@@ -1,10 +1,10 @@
-"""Legal splits that the table's rules miss: discovery run beside the table, op by op.
+"""Legal splits that the table's rules lack: compares discovery with the table, op by op.
 
 python tests/strategies/missed.py [WORD ...]     # of the cases whose name has one of the words
 
-It prints what discovery finds for every case of the executed check (`test_rules`) and, below, the ways to split that
-the table's rule lacks, each with why it is left out (`LEFT_OUT`) or as MISSED; it ends with 1 where there are any of
-these. Not tried are ops whose results are random or complex, and what runs on no small tensors (`discovery.tiny`).
+Prints for every case of the executed check (`test_rules`) the rule that discovery finds and the ways to split that the
+table's rule lacks, each with the reason why it is left out (`LEFT_OUT`) or as MISSED; exits with 1 if any is MISSED.
+Ops with random or complex results, and ops that run on no small tensors (`discovery.tiny`), are not tried.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from autopar.strategies.examples import example
 from autopar.strategies.rule import ShardingRule
 from autopar.strategies.strategy import Strategy
 
-_PASSING = r".*\bP\b.* -> P|.* -> R\+"  # a partial value or a partial gradient goes through
+_PASSING = r".*\bP\b.* -> P|.* -> R\+"  # a partial value or partial gradient is passed on
 _CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
 _NORMS = "batch_norm instance_norm"
 _POOLS = "max_pool1d max_pool3d avg_pool1d avg_pool2d avg_pool3d"
-# ops, the ways of theirs that the table leaves out on purpose (as a pattern), and why
+# Ops, the ways to split them that the table omits on purpose (a regular expression), and the reason.
 LEFT_OUT = (
     ("type_as view_as reshape_as expand_as", r".*", "of the second tensor only dtype or shape count"),
     ("zeros_like new_zeros", r".* -> P", "its results are zeros"),
@@ -66,7 +66,7 @@ LEFT_OUT = (
 
 
 class Missed(NamedTuple):
-    """What discovery found for a case, or why nothing; the ways to split that the table's rule lacks."""
+    """For one case the rule that discovery found, or why it found none, and the ways that the table's rule lacks."""
 
     op: str
     rule: str
@@ -74,7 +74,7 @@ class Missed(NamedTuple):
     tried: bool = True
 
     def why(self, way: str) -> str | None:
-        """Why the table leaves this way out; None where it should not."""
+        """The reason why the table omits this way; None if it has none."""
         return next((why for ops, ways, why in LEFT_OUT if self.op in ops.split() and re.fullmatch(ways, way)), None)
 
     @property
@@ -84,7 +84,7 @@ class Missed(NamedTuple):
 
 
 def missed(case: tuple[Any, ...]) -> Missed:
-    """Discovery beside the table, for a case of `test_rules`."""
+    """Compare discovery with the table, for a case of `test_rules`."""
     target, *args = case
     kwargs = args.pop() if isinstance(args[-1], dict) else {}
     node, _ = example(target, *args, **kwargs)
@@ -95,10 +95,10 @@ def missed(case: tuple[Any, ...]) -> Missed:
         mine = _ways(every_strategy(first.node, first.tensors, (2,)))
 
         def is_known_or_holds(text: str) -> bool:
-            """What the table's rule says, too, need not be run: `test_rules` does that."""
+            """The table's own ways need not be run here: `test_rules` runs them."""
             try:
                 ways = _ways(every_strategy(first.node, first.tensors, (2,), _bound(text, first)))
-            except RuleError:  # the shapes do not tell its factors
+            except RuleError:  # the shapes do not determine its factors
                 return False
             return (len(ways) > 1 and ways <= mine) or holds(text, tinies)
 
@@ -117,7 +117,7 @@ def _bound(text: str, made: Tiny) -> Any:
 
 
 def _ways(strategies: tuple[Strategy, ...]) -> set[str]:
-    """Layouts as text; a strided one where a plain one would do is the same to us."""
+    """Layouts as text, which does not distinguish a strided layout from an equivalent plain one."""
     return {f"{', '.join(map(str, s.inputs))} -> {', '.join(map(str, s.outputs))}" for s in strategies}
 
 

@@ -1,4 +1,4 @@
-"""A case for each name of the table that `rule_cases` does not have: names that share their rule's text."""
+"""A case for each name of the table that `rule_cases` lacks, as the name shares its rule's text with others."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TRANSFORMS = "fft2 ifft ifft2 ifftn rfft2 rfftn irfft irfftn hfft hfft2 hfftn i
 
 
 def _method(name: str) -> str:
-    """A method's name as Tensor has it."""
+    """The name of a method as an attribute of Tensor."""
     return name if hasattr(torch.Tensor, name) else f"__{name}__"
 
 
 def _margins() -> list[Case]:
-    """Losses with a margin and of counts, by each reduction; labels are 1 and -1."""
+    """Losses with a margin and count losses, for each reduction; labels are 1 and -1."""
     signs = const(12).sign()
     cases: list[Case] = []
     for reduction in ("mean", "sum", "none"):

@@ -1,4 +1,4 @@
-"""Calls that the rules are run on: what their texts depend on, family by family."""
+"""Calls that the rules are executed on, by family; they vary what the rules' texts depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that the cases of rules are made of."""
+"""Tensors for the cases of rules."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DRAWS = torch.Generator().manual_seed(0)  # of every run the same
+DRAWS = torch.Generator().manual_seed(0)  # the same in every run
 
 
 def x(*shape: int) -> Tensor:
-    """A tensor that wants its gradient."""
+    """A tensor that needs a gradient."""
     return torch.randn(*shape, dtype=torch.float64, generator=DRAWS, requires_grad=True)
 
 
@@ -20,7 +20,7 @@ def const(*shape: int) -> Tensor:
 
 
 def single(*shape: int) -> Tensor:
-    """In float32, for kernels that know no float64."""
+    """A float32 tensor, for kernels without float64."""
     return torch.randn(*shape, generator=DRAWS, requires_grad=True)
 
 
@@ -29,7 +29,7 @@ def positive(*shape: int) -> Tensor:
 
 
 def tied(*shape: int) -> Tensor:
-    """As after a ReLU: many zeros, unevenly over rows, and few other values."""
+    """Like the result of a ReLU: many zeros, distributed unevenly over rows, and few other values."""
     return torch.randint(-3, 2, shape, generator=DRAWS).double().relu().requires_grad_()
 
 
@@ -42,14 +42,14 @@ def mask(*shape: int) -> Tensor:
 
 
 def labels(limit: int, *shape: int) -> Tensor:
-    """Labels of which some are ignored, unevenly over the batch."""
+    """Labels, some of which are ignored, distributed unevenly over the batch."""
     found = torch.randint(0, limit, shape, generator=DRAWS)
     found.view(-1)[:3] = -100
     return found
 
 
 def weights(rows: int, width: int, hidden: int, *, layers: int = 1, directions: int = 1) -> list[Tensor]:
-    """Those of a recurrent layer with so many `rows`: hidden units times gates."""
+    """Weights of a recurrent layer; `rows`: the number of hidden units times the number of gates."""
     return [
         tensor
         for layer in range(layers)
@@ -67,7 +67,7 @@ def lstm(*, layers: int, batch_first: bool, bidirectional: bool = False, dropout
 
 
 def name_of(case: tuple[Any, ...]) -> str:
-    """A case as text."""
+    """The text of a case."""
 
     def text(part: Any) -> str:
         if isinstance(part, Tensor):

@@ -1,4 +1,4 @@
-"""CPU seconds of the whole executed check: every rule of the table, and rules over generated arguments.
+"""Measures the CPU seconds of the whole executed check: every rule of the table, and rules on generated arguments.
 
 python tests/strategies/seconds.py
 """

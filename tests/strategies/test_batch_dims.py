@@ -1,4 +1,4 @@
-"""Of what a model returns the dim along which the batch's rows lie, whatever else is as long as the batch."""
+"""For each output the dim along which the batch's rows lie is found, although all other dims have the same length."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import nn
 
 from autopar import Cluster, plan
 
-N = 8  # rows, and everything else
+N = 8  # length of the batch and of every other dim
 
 
 class Returning(nn.Module):
-    """One output for each of `RIGHT`, all dims of length N."""
+    """Returns an output for each entry of `RIGHT`; all dims have length N."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What coverage says of a model: which ops are ruled, and which indices they split on."""
+"""The coverage report of a model: which ops have rules, and which indices they are split on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.tracing import trace
 
 
 class Block(nn.Module):
-    """Features to heads, a product over them, an op that nobody knows."""
+    """Splits features into heads, multiplies, and runs an op without a rule."""
 
     def __init__(self) -> None:
         super().__init__()

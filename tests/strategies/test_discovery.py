@@ -1,4 +1,4 @@
-"""Ops that nobody wrote a rule for: what running them shows, and what it must not claim."""
+"""Ops without a rule: what discovery finds by running them, and what it must not claim."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autopar.user_warnings import AutoparWarning
 
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is remembered from test to test."""
+    """The cache file of discovery, empty for each test."""
     path = tmp_path / "discovered.json"
     monkeypatch.setenv("AUTOPAR_DISCOVERY_CACHE", str(path))
     monkeypatch.setattr(trying, "_known", {})
@@ -90,7 +90,7 @@ class Tripled(torch.autograd.Function):
 
 
 class WrongBackward(Tripled):
-    """Its forward splits on every dim; its gradient mixes the rows."""
+    """Its forward can be split on every dim, but its gradient mixes the rows."""
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -116,7 +116,7 @@ RULES: dict[str, tuple[Any, ...]] = {
     "a b c _, a b _ _, a b _ d -> a b c d | linear:2": (attend, x(2, 8, 64, 16), x(2, 8, 64, 16), x(2, 8, 64, 16)),
     "a b _ -> a _ b _ | linear": (split_heads, x(16, 512, 768), 12),
     "a c b -> a b | c max": (largest, x(16, 64, 32).detach()),
-    "a _ b -> a b": (largest, x(16, 64, 32)),  # equal elements of several ranks share the gradient
+    "a _ b -> a b": (largest, x(16, 64, 32)),  # equal elements on several ranks share the gradient
     "a b, _ c -> a b c | linear:1": (look_up, ids(50, 4, 8), x(50, 16)),
     "a b -> | linear": (total, x(6, 10)),
     "a b -> _ | a idle whole, b idle whole": (blank, x(6, 10).detach()),
@@ -205,7 +205,7 @@ def test_what_takes_no_negative_numbers_is_tried_on_others() -> None:
 
 
 def test_draws_that_an_op_refuses_are_left_out() -> None:
-    """Of a quantile some are beyond 1."""
+    """Some random numbers are above 1, which is no valid quantile."""
     levels = torch.tensor([0.2, 0.8], dtype=torch.float64)
     assert discover(example(torch.quantile, x(2), levels, 0)[0]) == Found("_, a -> a")
 
@@ -229,8 +229,8 @@ def test_what_was_found_is_kept_and_run_before_it_is_used(file: Path, monkeypatc
 
     monkeypatch.setattr(trying, "search_apart", no_search)
     monkeypatch.setattr(trying, "_known", {})
-    assert discover(example(product, x(32, 128), x(96, 128))[0]) == found  # other sizes, the same rule
-    # the op behind the name has changed: what is remembered does not hold, and is searched again
+    assert discover(example(product, x(32, 128), x(96, 128))[0]) == found  # the rule does not depend on sizes
+    # the op of that name has changed: the cached rule fails when it is run, so it is searched again
     monkeypatch.setattr(trying, "_known", {})
     file.write_text(json.dumps({key: {"rule": "a b, c b -> a c | linear"}}))
     with pytest.raises(AssertionError, match="the search is saved"):
@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch
 def test_it_can_be_turned_off(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOPAR_DISCOVERY", "0")
     assert discover(example(tripled, x(6, 10))[0]) == Found(None, "discovery is off (AUTOPAR_DISCOVERY=0)")
-    monkeypatch.setenv("AUTOPAR_DISCOVERY", "off")  # who meant to turn it off is not to run ops
+    monkeypatch.setenv("AUTOPAR_DISCOVERY", "off")  # an invalid value that probably means off must not run ops
     with pytest.raises(InputError, match="AUTOPAR_DISCOVERY is 'off': set it to 0 for off"):
         discover(example(tripled, x(6, 10))[0])
     assert not file.exists()
@@ -268,7 +268,7 @@ def test_the_generator_is_left_as_it_was() -> None:
 
 
 def test_inference_mode_around_changes_nothing() -> None:
-    """An evaluation may be the first to meet an op, and what it finds is kept for training."""
+    """Evaluation may be the first to meet an op, and the rule that it finds is used for training later."""
     with torch.inference_mode():
         assert discover(example(tripled, torch.randn(6, 10))[0]) == Found("a b -> a b | linear")
 
@@ -304,7 +304,7 @@ class Unknown(nn.Module):
 
 
 def _custom(name: str, function: Any) -> Any:
-    """`function` as an operator with a backward of its own."""
+    """`function` as a custom operator with its own backward."""
     op = torch.library.custom_op(f"autopar_tests_discovery::{name}", function, mutates_args=())
     op.register_fake(lambda *args: function(*(a.detach() for a in args)).clone())
 
@@ -338,7 +338,7 @@ SHIPPED = sorted(cache.shipped().items())
 
 
 def test_the_rule_found_for_a_known_op_is_no_worse_than_the_tables() -> None:
-    """Discovery beside the table: it finds what the table says of a product."""
+    """For a matrix product discovery finds the table's rule."""
     node, tensors = example(torch.mm, x(16, 32), x(32, 64))
     found = discover(node).rule
     assert found is not None

@@ -1,4 +1,4 @@
-"""Strategies of inputs, parameters and outputs; ops without a rule; what is constant."""
+"""Strategies of inputs, parameters and outputs, of ops without a rule, and of constants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def layouts(ways: tuple[Strategy, ...]) -> list[str]:
 
 
 def one(op: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...], inputs: str = "global") -> list[str]:
-    """The layouts offered for one input or parameter."""
+    """The layouts that are offered for an input or a parameter."""
     graph = fx.Graph()
     value = nn.Parameter(meta(*shape)) if op == "get_attr" else meta(*shape)
     node = node_of(graph, op, "x", val=value)
@@ -49,7 +49,8 @@ def test_a_parameter_that_no_dim_divides_may_be_ragged() -> None:
     assert one("get_attr", (7, 8), (2,)) == ["R", "S1"]
     assert one("get_attr", (7, 5), (2,)) == ["R", "S0", "S1"]
     assert one("get_attr", (3,), (8,)) == ["R"]
-    assert one("get_attr", (4096, 4096), (192,)) == ["R", "S0", "S1"]  # of which the last five have nothing
+    # although the last five ranks then have no elements
+    assert one("get_attr", (4096, 4096), (192,)) == ["R", "S0", "S1"]
 
 
 def test_inputs_are_whole_or_each_rank_has_its_part() -> None:
@@ -182,7 +183,7 @@ def test_partial_gradients_only_where_a_gradient_flows() -> None:
 
 
 class Masked(nn.Module):
-    """Its mask is made of ones for every row, as where models of transformers are given none."""
+    """Makes its mask of ones for every row, as models of transformers do without a given mask."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, length = x.shape[:2]

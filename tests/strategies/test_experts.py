@@ -1,4 +1,4 @@
-"""Experts of a mixture are one op: split on tokens, on experts, or within each, they do what they do whole."""
+"""The experts of a mixture are one op: split on tokens, on experts, or within each expert, the results are the same."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MODELS: dict[str, Any] = {
 
 
 def traced(name: str, implementation: str, dtype: torch.dtype, without: Sequence[str] = ()) -> fx.Graph:
-    """`without`: words that the module of experts does not have, as in older versions of transformers."""
+    """`without`: attributes that the experts' module lacks, as in older versions of transformers."""
     torch.manual_seed(0)
     model = MODELS[name]().to(dtype)
     model.set_experts_implementation(implementation)
@@ -75,12 +75,12 @@ def experts_of(graph: fx.Graph) -> fx.Node:
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("name", MODELS)
 def test_split_equals_whole(name: str, implementation: str, mesh_shape: tuple[int, ...], ranks: Any) -> None:
-    dtype = torch.float32 if implementation == "grouped_mm" else torch.float64  # which has no float64 kernel
+    dtype = torch.float32 if implementation == "grouped_mm" else torch.float64  # grouped_mm has no float64 kernel
     _splits_equal_whole(experts_of(traced(name, implementation, dtype)), mesh_shape, ranks)
 
 
 def test_versions_that_leave_out_no_routes(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 5.17 routes to another rank's experts are given to an expert of this one, with no weight."""
+    """Before 5.17, routes to another rank's experts are given to one of this rank's experts with weight 0."""
     monkeypatch.setattr(experts, "_version", lambda: (5, 8))
     given = []
     run = transformers.integrations.moe.grouped_mm_experts_forward
@@ -97,7 +97,7 @@ def test_versions_that_leave_out_no_routes(ranks: Any, monkeypatch: pytest.Monke
 
 
 def test_versions_with_fewer_words(ranks: Any) -> None:
-    """As of 5.3, whose experts do not say whether they are on several devices already."""
+    """As of 5.3, whose experts have no attribute that tells whether they are distributed already."""
     words = ("is_concatenated", "has_post_expert_norm", "_is_expert_parallel")
     node = experts_of(traced("mixtral", "eager", torch.float64, without=words))
     assert node.target.options["is_concatenated"]
@@ -129,7 +129,7 @@ def test_the_ways_to_split() -> None:
     graph = traced("mixtral", "grouped_mm", torch.float32)
     strategies = strategies_for(graph, (2,))[experts_of(graph)]
     ways = {s.factors[0]: (tuple(map(str, s.inputs)), str(s.outputs[0])) for s in strategies}
-    del ways["t@4"]  # the other half of the tokens: by position in place of by sample
+    del ways["t@4"]  # the second half of the tokens, split by position instead of by sample
     assert ways == {
         "": (("R",) * 5, "R"),
         "t": (("S0", "S0", "S0", "R+", "R+"), "S0"),
@@ -150,20 +150,20 @@ def test_tokens_go_to_their_experts_over_several_axes() -> None:
 
 
 def test_experts_lie_on_the_devices_and_the_rest_is_data_parallel() -> None:
-    """Known answer A8: a token goes to the devices of its experts and back, and nowhere is a batch gathered."""
+    """Known answer A8: tokens are sent to the devices of their experts and back, and no batch is gathered."""
     config = transformers.MixtralConfig(num_hidden_layers=2, use_cache=False)
     with torch.device("meta"):
         model = transformers.MixtralForCausalLM(config)
     ids = torch.empty(64, 1024, dtype=torch.long, device="meta")
     cluster = autopar.Cluster.preset("h100", (8,))
-    cluster = replace(cluster, device=replace(cluster.device, overlap=0.0))  # nothing hides, as the answer has it
+    cluster = replace(cluster, device=replace(cluster.device, overlap=0.0))  # the known answer assumes no overlap
     plan = autopar.plan(model, {"input_ids": ids, "labels": ids}, cluster, precision="bf16")
     factors = {n.target.rpartition(".")[2]: n.factors[0] for n in plan.nodes if n.scope.startswith("model.layers")}
     assert factors["experts"] == "t+e"
     assert factors["linear"] == "...0"
     assert factors["scaled_dot_product_attention"] == "b0"
     assert {str(p.storage) for p in plan.parameters if ".experts." in p.name} == {"S0"}
-    sent = 64 * 1024 // 8 * 2 * 4096 * 2  # bytes: tokens of a device, two routes each, in bfloat16
+    sent = 64 * 1024 // 8 * 2 * 4096 * 2  # bytes: the tokens of a device, with two routes each, in bfloat16
     exchanges = dict.fromkeys(("forward", "backward"), 0)
     for collective in plan.collectives:
         if collective.bytes == sent:

@@ -1,4 +1,4 @@
-"""Adapters of low rank on a frozen base: only what is trained, and what leads to it, moves anything backward."""
+"""Low-rank adapters on a frozen base: backward communicates only for trained parameters and what leads to them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autopar.graph import tensor_inputs, tensor_of
 from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # caused by peft
 
 
 def adapted(rank: int = 8) -> nn.Module:
-    """A small Llama with peft's adapters on a product that is split on its rows, and on two that are on columns."""
+    """A small Llama with peft's adapters on a row-parallel product and on two column-parallel ones."""
     config = transformers.LlamaConfig(
         hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8,
         vocab_size=1024, use_cache=False,
@@ -58,11 +58,11 @@ def test_only_the_adapters_gradients_are_reduced(preset: str) -> None:
 
 
 def test_tensor_parallel_sums_no_more_than_activations() -> None:
-    """Backward, an all-reduce of the gradient of each trained branch's input at most; none for the frozen embedding."""
+    """Backward has at most an all-reduce of the input gradient of each trained branch; none for frozen ones."""
     model, plan = planned("tp")
     moved = sum(c.bytes * c.count for c in plan.collectives if c.phase == "backward")
     activation = 4 * math.prod((16, 256, 512))
-    # three column-parallel inputs a layer (q with k and v, gate with up, the adapters beside), and the head's
+    # each layer has three column-parallel inputs (q with k and v; gate with up; the adapters), and there is the head's
     assert moved <= activation * (3 * 2 + 1)
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     causes = {c.cause for c in plan.collectives if c.phase == "backward"}

@@ -1,7 +1,7 @@
-"""Under tensor parallelism the heads of a fused qkv, and a fused gate and up, go on sharded, with no gather.
+"""Under tensor parallelism the heads of a fused qkv, and a fused gate and up, stay sharded and are never gathered.
 
-Counted in the solver's plans: on the way back from attention (or from the last product of an MLP) to the fused
-projection, no edge converts a layout.
+Checked in the solver's plans: between the fused projection and attention (or the last product of an MLP) no edge
+converts a layout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PRODUCTS = ("linear", "mm")
 
 
 class Attention(nn.Module):
-    """A vision transformer's attention with a fused qkv, its parts unbound from one permuted tensor."""
+    """Attention of a vision transformer, with q, k and v unbound from one permuted tensor."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor]]] = {
 
 
 def timm_model() -> nn.Module:
-    """timm's own, where it is installed; `VisionTransformer` has its attention."""
+    """timm's model if it is installed; otherwise `VisionTransformer` has the same attention."""
     timm = pytest.importorskip("timm")
     made: nn.Module = timm.create_model("vit_base_patch16_224", depth=2, num_heads=16, embed_dim=1024, num_classes=0)
     return nn.Sequential(made, Squared())
@@ -106,7 +106,7 @@ def planned(name: str) -> tuple[fx.Graph, dict[fx.Node, NodePlan]]:
 
 
 def edges_back(plans: dict[fx.Node, NodePlan], node: fx.Node, wanted: Any) -> Iterator[tuple[TensorRef, str, str]]:
-    """Every edge from `node`'s inputs to the nearest products: tensor, layout as made, layout as wanted."""
+    """All edges from `node` back to the nearest products: the tensor, its layout as made, and its layout as read."""
     refs = tensor_inputs(node)
     for index, ref in enumerate(refs):
         if index not in wanted:

@@ -1,4 +1,4 @@
-"""Leaves are split on the rows of their inputs where the rows never meet, which running them on half the rows shows."""
+"""Leaves are split on the batch of their inputs if runs on half of the rows show that rows do not interact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 4
 
 
 def made(forward):
-    """A module with a weight and a count in a buffer whose forward is `forward(module, x)`."""
+    """A module with a weight and a buffer, whose forward is `forward(module, x)`."""
 
     class Leaf(nn.Module):
         def __init__(self) -> None:
@@ -85,7 +85,7 @@ def split_of(forward):
 
 
 def halves(leaf, x):
-    """Its results on the whole, and those on two halves put together in dim 0."""
+    """The results on the whole batch, and those on its two halves concatenated along dim 0."""
     results = [leaf(part) for part in (x, *x.chunk(2))]
     whole, *parts = [r if isinstance(r, tuple) else (r,) for r in results]
     return whole, [torch.cat(pair) if pair[0].dim() else pair[0] for pair in zip(*parts, strict=True)]
@@ -108,7 +108,7 @@ def test_rows_together_are_not(name):
     try:
         whole, together = halves(leaf, torch.randn(ROWS, 2, 3))
     except RuntimeError:
-        return  # it takes no other number of rows
+        return  # it accepts no other number of rows
     assert not all(a.shape == b.shape and torch.allclose(a, b) for a, b in zip(whole, together, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Discovery beside the table finds nothing that the table should have, and would find it."""
+"""Discovery finds no ways to split that the table should have, and would find one that the table lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERY = [*itertools.chain(*CASES.values(), *NAMED.values())]
 
 
 def _parameter(number: int, case: tuple[Any, ...]) -> Any:
-    """Convolutions take a minute; of every other op the first case runs unmarked."""
+    """For every op the first case is quick; others, and convolutions, which take a minute, are slow."""
     name, before = name_of(case), any(other[0] is case[0] for other in EVERY[:number])
     return pytest.param(case, id=name, marks=[pytest.mark.slow] if name.startswith("conv") or before else [])
 

@@ -1,4 +1,4 @@
-"""The models as traced: every op has a rule, can be split, and does what its strategies say with its own arguments."""
+"""Traced models: every op has a rule, can be split, and does what its strategies say with its own arguments."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def graph_of(name: str) -> fx.Graph:
 @pytest.mark.parametrize("name", CASES)
 def test_all_but_inputs_and_constants_can_be_split(name: str, mesh_shape: tuple[int, ...]) -> None:
     graph = graph_of(name)
-    strategies = strategies_for(graph, mesh_shape)  # a missing rule would warn, and warnings are errors
+    strategies = strategies_for(graph, mesh_shape)  # a missing rule would cause a warning, which is an error in tests
     fixed = constants(graph)
     whole = [n for n in only_replicated(strategies) if n not in fixed and n.op != "placeholder"]
-    # a scalar's ops have nothing to split but the partial values that they pass
+    # ops on scalars have no dims to split, and only pass on partial values
     assert [n for n in whole if max(t.numel() for t in output_tensors(n)) > 1] == []
 
 
@@ -69,7 +69,7 @@ def test_each_op_does_what_its_strategies_say(name: str, ranks: Any) -> None:
 
 
 def _with_real_tensors(node: fx.Node) -> tuple[fx.Node, list[torch.Tensor]]:
-    """The op on random tensors of its shapes; indices are 0 or 1, which every table here has."""
+    """The op on random tensors of its shapes; integers are 0 or 1, valid indices of every table here."""
     generator = torch.Generator().manual_seed(0)
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _with_real_tensors(node: fx.Node) -> tuple[fx.Node, list[torch.Tensor]]:
 def _back(
     ref: TensorRef, layout: Layout, strategies: dict[fx.Node, tuple[Strategy, ...]]
 ) -> Iterator[tuple[fx.Node, Strategy]]:
-    """The ops that can yield a tensor as `layout` with nothing moved, back along largest inputs to where it is made."""
+    """The ops and strategies that give a tensor `layout` without conversions, following the largest inputs backward."""
     node, index = ref
     for way in strategies[node]:
         if way.outputs[index] == layout:

@@ -1,4 +1,4 @@
-"""Digits that views move on inside a dim: followed a few times, and not round and round."""
+"""Digits (factors of a dim) that views move within a dim are followed a limited number of times."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from autopar.strategies import positions
 from autopar.strategies.derive import positions_of
 from autopar.tracing import trace
 
-ROUNDS, PER_ROUND = 6, 4  # ops of a round that have a rule
+ROUNDS, PER_ROUND = 6, 4  # PER_ROUND: ops with a rule in a round
 
 
 class Turning(nn.Module):
-    """Each round moves the digits of 4,096 numbers on by five of twelve bits."""
+    """Each round rotates the twelve bits of 4,096 element indices by five."""
 
     rounds = ROUNDS
 
@@ -25,7 +25,7 @@ class Turning(nn.Module):
 
 
 def counts(mesh_shape: tuple[int, ...]) -> list[int]:
-    """How many positions each op has, in order."""
+    """The number of positions of each op, in graph order."""
     graph = trace(Turning(), {"x": torch.empty(64, 64, device="meta")}).graph
     found = [len(some) for some in positions_of(graph, mesh_shape)[1].values()]
     assert len(found) == ROUNDS * PER_ROUND
@@ -40,7 +40,7 @@ def test_a_digit_is_moved_so_often(mesh_shape: tuple[int, ...], moves: int) -> N
 
 def test_a_loop_of_views_makes_every_bit_a_position_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loop(Turning):
-        """What goes round is added to what came in, so that it has the digits of both, and these go round again."""
+        """Adds its input to the result, so that a sum has the digits of both, which the next round would move again."""
 
         rounds = 5
 

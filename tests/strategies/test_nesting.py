@@ -1,4 +1,4 @@
-"""Two axes that split one dim nest in either order: on a mesh with its axes in another order all ways are the same."""
+"""Two axes that split one dim can nest in either order: permuting the mesh's axes gives the same ways to split."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def turned(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
 
 
 def ways(strategies: tuple[Strategy, ...], *, turn: bool) -> set[Way]:
-    """Layouts, work and what is sent inside; `turn`: with the second axis as the first."""
+    """Layouts, work and inner collectives of strategies; `turn`: with the two axes exchanged."""
     found = set()
     for one in strategies:
         inputs, outputs = (turned(one.inputs), turned(one.outputs)) if turn else (one.inputs, one.outputs)

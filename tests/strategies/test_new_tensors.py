@@ -1,4 +1,4 @@
-"""`new_zeros` and its like: a tensor made for another one is split with it, and never made whole for that."""
+"""`new_zeros` and similar functions: the new tensor can be split like the one it is made for, and is not made whole."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_dims_of_one_length_are_one_index(shape: tuple[int, ...], rule: str) -> 
 
 
 class Filled(torch.nn.Module):
-    """As DeepSeek-V3 puts its keys together."""
+    """As DeepSeek-V3 assembles its keys."""
 
     def __init__(self) -> None:
         super().__init__()

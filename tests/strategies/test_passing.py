@@ -1,4 +1,4 @@
-"""Partial values and gradients pass where that ends in a gain, and nowhere else."""
+"""Partial values and gradients are passed on where that saves communication, and nowhere else."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from autopar.tracing import trace
 
 
 def modes(model: nn.Module, x: torch.Tensor) -> dict[str, set[str]]:
-    """The names of what one axis of two can do, by node."""
+    """For each node the names of its strategies on a single axis of size two."""
     graph = trace(model, {"x": x}).graph
     found = strategies_for(graph, (2,))
     return {f"{target_name(n).rpartition('.')[2]} {n.name}": {s.factors[0] for s in found[n]} for n in found}
 
 
 class Parallel(nn.Module):
-    """Two products side by side, summed: one join serves both."""
+    """The sum of two products: one reduction serves both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,21 +29,21 @@ class Parallel(nn.Module):
 
 
 class Single(Parallel):
-    """One product whose sum nothing else joins."""
+    """A single product, whose reduction is shared with nothing."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.a(x).view(2, 2, 8) * 2).sum()
 
 
 class Cut(Parallel):
-    """Of a product only a part is used: joining that part is cheaper."""
+    """Only a part of a product is used, so reducing that part is cheaper."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.a(x).view(2, 2, 8)[:, 0]).sum()
 
 
 class Grown(Parallel):
-    """A weight is cast, an activation expanded: their gradients are best summed before."""
+    """A weight is cast and an activation expanded: their gradients are best reduced before that is undone."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(nn.functional.linear(x, self.a.weight.double().float()))
@@ -52,7 +52,7 @@ class Grown(Parallel):
 
 
 class Adapted(Parallel):
-    """A product of low rank beside another; the last one of it passes what the first one leaves."""
+    """A low-rank product beside another: its second factor passes on the partial values of the first."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Uneven pieces: of the vocabulary from the embedding to the loss, and of nothing else."""
+"""Uneven shards are allowed for the vocabulary, from the embedding to the loss, and for nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCABULARY, WIDTH, ROWS, LENGTH = 257, 16, 8, 16
 
 
 class Tied(nn.Module):
-    """Embedding and head are one weight; `end` makes the loss of logits and labels."""
+    """Embedding and head share one weight; `end` makes the loss from logits and labels."""
 
     def __init__(self, end: Any, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def ways(end: Any, mesh_shape: tuple[int, ...], vocabulary: int = VOCABULARY) ->
 
 
 def uneven(strategies: dict[fx.Node, tuple[Strategy, ...]], mesh_shape: tuple[int, ...]) -> dict[str, set[int]]:
-    """Ops that some strategy cuts unevenly, with the lengths of the dims that are cut so."""
+    """Ops that some strategy shards unevenly, with the lengths of those dims."""
     found: dict[str, set[int]] = {}
     for node, options in strategies.items():
         shapes = [tuple(tensor_of(ref).shape) for ref in tensor_inputs(node)]
@@ -105,7 +105,7 @@ def test_the_longest_piece_counts() -> None:
 @settings(max_examples=200, derandomize=True, database=None)
 @given(st.integers(1, 60), st.lists(st.integers(2, 5), min_size=1, max_size=3))
 def test_pieces_are_those_of_chunk(length: int, cuts: list[int]) -> None:
-    """One axis after the other cuts as `torch.chunk` does; `fills` says whether every rank gets some."""
+    """Axes split one after the other as `torch.chunk` does; `fills` tells whether every rank gets elements."""
     placements, outer = [], 1
     for ranks in cuts:
         placements.append("S0" if outer == 1 else f"S0@{outer}")
@@ -124,9 +124,10 @@ def test_pieces_are_those_of_chunk(length: int, cuts: list[int]) -> None:
 
 
 def test_gpt2_does_without_padding() -> None:
-    """Its vocabulary of 50257 moves and holds what one padded to a multiple of 128 does, as Megatron has it by hand.
+    """GPT-2's vocabulary of 50257 needs as much communication and memory as one padded to a multiple of 128, as
+    Megatron does it by hand.
 
-    The head's products alone are slower, since their rows are not aligned (docs/results/one_gpu.md)."""
+    Only the head's products are slower, since their rows are not aligned (docs/results/one_gpu.md)."""
     ids = torch.zeros(8, 1024, dtype=torch.long, device="meta")
 
     def planned(vocabulary: int) -> autopar.Plan:

@@ -1,4 +1,4 @@
-"""A user's own rule is run before it is believed, and is used before any other."""
+"""A user's own rule is executed to check it before it is accepted, and takes precedence over all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts with a loop of their own: one op with the work of its routes, split on the tokens; split is whole."""
+"""Experts with their own loop: one op that does the work of its routes, split on tokens; split equals whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDS = torch.arange(24).view(4, 6) % 30 + 1
 
 
 def switch() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A dictionary of modules, routes as marks."""
+    """A dict of modules; routes are given as a mask."""
     config = transformers.SwitchTransformersConfig(
         d_model=16, d_kv=4, d_ff=32, num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1,
         num_sparse_decoder_layers=1, num_heads=4, num_experts=4, vocab_size=32, dropout_rate=0.0,
@@ -34,7 +34,7 @@ def switch() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 def longcat() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """Stacked parameters, and experts that do nothing."""
+    """Stacked parameters, and some experts that return their input."""
     config = transformers.LongcatFlashConfig(
         hidden_size=16, num_layers=1, num_attention_heads=4, vocab_size=32, ffn_hidden_size=32,
         expert_ffn_hidden_size=8, n_routed_experts=4, zero_expert_num=2, moe_topk=2, q_lora_rank=8,

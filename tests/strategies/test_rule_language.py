@@ -1,4 +1,4 @@
-"""The rule language: what parses, what is refused and why, and that printing and parsing are inverse."""
+"""The rule language: what parses, what is refused and why; printing and parsing are inverse."""
 
 from __future__ import annotations
 

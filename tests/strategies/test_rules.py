@@ -1,4 +1,4 @@
-"""Every rule of the table, split every way it allows, against the op unsplit: values and gradients."""
+"""Every rule of the table, in every way of splitting that it allows, against the unsplit op: values and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wrong rule cannot pass the executed check: each of these is wrong in one way."""
+"""The executed check rejects wrong rules: each of these is wrong in one respect."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The path that eager takes: which torch functions a real run calls, in order, with the shapes and dtypes they return.
+"""The torch functions that a real (eager) run calls, in order, with the shapes and dtypes of their results.
 
-Only calls that count: what writes into a tensor, and what a later call that counts, or the caller, reads. What Python
-alone asks (`mask.all()`) leaves no node in a graph either, and what is asked for nothing but its size is left out of
-the graph's calls. A graph spells some calls another way; `SPELLED` says which. Under `no_grad` it detaches what needs a
-gradient, to do without the mode: there `detach` is left out on both sides.
+Only live calls are compared: those that write into a tensor, and those whose result a live call or the caller reads.
+Neither graph nor eager calls contain what only Python asks (`mask.all()`) or what is only asked for its size. A graph
+uses other names for some functions, see `SPELLED`. Under `no_grad` a graph detaches tensors that need a gradient
+instead of using the mode, so there `detach` is ignored on both sides.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from autopar.tracing.torch_functions.looked_into import LOOKED_INTO, look_into
 
 Call = tuple[str, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
 
-# Operators go by Python's names, whichever method torch implements them with; properties by the method they are.
+# Operators have Python's names, whichever method implements them; properties have the method's name.
 SPELLED = {
     "div": "truediv", "__rsub__": "sub", "__rpow__": "pow", "__rdiv__": "truediv", "__rtruediv__": "truediv",
     "remainder": "mod", "__and__": "and", "__rmod__": "mod",
     "bitwise_and": "and", "__or__": "or", "bitwise_or": "or", "__invert__": "invert", "__xor__": "xor",
     "bitwise_xor": "xor", "T": "permute", "mT": "transpose", "H": "adjoint", "mH": "adjoint", "data": "detach",
 }  # fmt: skip
-# A call of the first is a call of the second, and returns the same.
+# Functions that do the same as another, whose name is compared instead.
 SAME = {"t": "permute", "negative": "neg"}
 
 
 def spelled(name: str) -> str:
-    """A function's name as both sides are compared by."""
+    """The name by which a function is compared."""
     name = SPELLED.get(name, name).strip("_")
     return SAME.get(name, name)
 
 
 class EagerCalls(TorchFunctionMode):
-    """Notes every call of a torch function that makes or changes a tensor."""
+    """Records every call of a torch function that makes or changes a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class EagerCalls(TorchFunctionMode):
 
     @contextlib.contextmanager
     def experts_as_one(self) -> Iterator[None]:
-        """While inside, the experts of a mixture are one call, as they are one node of a graph."""
+        """While active, a mixture's experts are recorded as one call, since they are one node of a graph."""
         interface = ExpertsInterface
         find = interface.get_interface
 
@@ -93,7 +93,7 @@ class EagerCalls(TorchFunctionMode):
 
     @contextlib.contextmanager
     def vmaps_below(self) -> Iterator[None]:
-        """While inside, what `torch.vmap` runs is noted below the batching, as a graph holds it."""
+        """While active, functions under `torch.vmap` are recorded below the batching level, as a graph has them."""
         apis: Any = torch._functorch.apis
         original, noting = apis.vmap_impl, False
 
@@ -113,7 +113,7 @@ class EagerCalls(TorchFunctionMode):
             yield
 
     def live(self, outputs: Any) -> list[Call]:
-        """The calls that count, for what the model returned."""
+        """The live calls, given what the model returned."""
         wanted = {id(v) for v in _tensors(outputs)}
         found = []
         for call, read, made, writes in reversed(self.calls):
@@ -125,7 +125,7 @@ class EagerCalls(TorchFunctionMode):
 
 
 class _Below(TorchDispatchMode):
-    """Notes what reaches the dispatcher."""
+    """Records the calls that reach the dispatcher."""
 
     def __init__(self, eager: EagerCalls) -> None:
         super().__init__()
@@ -134,12 +134,12 @@ class _Below(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = len(self.eager.calls)
         result = self.eager.__torch_function__(func, types, args, kwargs)
-        del self.eager.calls[before + 1 :]  # the end of a vmap comes by once more, for the level outside
+        del self.eager.calls[before + 1 :]  # vmap's last op is dispatched once more on the outer level
         return result
 
 
 def graph_calls(graph: fx.Graph) -> list[Call]:
-    """The calls of a graph that was traced without bias split and with its writes in place."""
+    """The live calls of a graph that was traced without splitting biases and with in-place writes."""
     found: list[Call] = []
     wanted: set[fx.Node] = set(graph.output_node().all_input_nodes)
     for node in reversed(graph.nodes):
@@ -154,7 +154,7 @@ def graph_calls(graph: fx.Graph) -> list[Call]:
 
 
 def difference(eager: list[Call], traced: list[Call]) -> str:
-    """Where two sequences part, for people; "" where they are equal."""
+    """A description of the first difference between two sequences; "" if they are equal."""
     for place, (ours, theirs) in enumerate(zip(traced, eager, strict=False)):
         if ours != theirs:
             return f"call {place}: eager {eager[place - 1 : place + 3]}, traced {traced[place - 1 : place + 3]}"
@@ -164,7 +164,7 @@ def difference(eager: list[Call], traced: list[Call]) -> str:
 
 
 def _is_item(node: fx.Node) -> bool:
-    """A `getitem` that picks one of several results is no call of torch."""
+    """Whether a node is a `getitem` that picks one of several results, which is not a call of torch."""
     name = getattr(node.target, "__name__", "")
     return name == "getitem" and not isinstance(node.args[0].meta[VAL], torch.Tensor)  # type: ignore[union-attr]
 

@@ -1,7 +1,7 @@
-"""The surface that the rows' cases speak to, mapped to ours: only the defaults of `trace` differ.
+"""The interface that the cases of the rows use, mapped to ours: only the defaults of `trace` differ.
 
-The planner's `trace` expands layers, splits biases and removes writes in place; the cases expect layers as
-leaves and the calls as the model makes them, and switch on what they test.
+The planner's `trace` expands layers, splits biases and removes in-place writes. The cases expect layers as leaves and
+the model's own calls, and enable the features that they test.
 """
 
 from autopar.tracing import *  # noqa: F403
@@ -12,7 +12,7 @@ _CASES = dict(leaf_policy="layers", bias_addition_split=False, remove_inplace=Fa
 
 
 def trace(root, meta_args=None, *, param_shapes_constant=True, **options):
-    """`param_shapes_constant`: a parameter's sizes are always plain."""
+    """`param_shapes_constant` has no effect: a parameter's sizes are always plain numbers."""
     return MetaTracer().trace(root, meta_args, **options)
 
 

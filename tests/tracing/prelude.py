@@ -1,4 +1,4 @@
-"""What every case of the rows starts from."""
+"""The common imports and helpers of the cases of the rows."""
 
 import contextlib
 import copy
@@ -185,7 +185,7 @@ def copy_graph(s0, s1, reuse):
     return g
 
 
-if not hasattr(torch.ops.demo, "nometa"):  # pytest imports this file twice: as a module of doctests, too
+if not hasattr(torch.ops.demo, "nometa"):  # pytest imports this file twice, once for doctests
     torch.library.define("demo::nometa", "(Tensor x) -> Tensor")
     torch.library.impl("demo::nometa", "CPU", lambda x: x.clone())
     torch.library.define("demo::mystery_", "(Tensor(a!) x) -> ()")

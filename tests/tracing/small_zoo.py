@@ -1,6 +1,6 @@
-"""Architectures of transformers with small configs, real weights and real inputs: those of the zoo that a CPU can run.
+"""Small versions of transformers architectures with real weights and inputs: those of the zoo that a CPU can run.
 
-Widths, depths and vocabularies are cut down by the names that configs give them; the rest stays the default config's.
+Widths, depths and vocabularies are reduced under the names that configs use; all else is the default config's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LISTS = {
 
 
 def small_config(kind: Any) -> Any:
-    """A small config of this class, its parts small too."""
+    """A small config of this class, including nested configs."""
     default = kind()
     values: dict[str, Any] = {}
     for name, value in SMALL.items():
@@ -62,13 +62,13 @@ def small_config(kind: Any) -> Any:
             values[name] = small_config(type(getattr(default, name))).to_dict()
     if default.is_encoder_decoder:
         values["decoder_start_token_id"] = 1
-    if "kv_lora_rank" in values:  # every head has keys of its own
+    if "kv_lora_rank" in values:  # every head has its own keys
         values["num_key_value_heads"] = values["num_attention_heads"]
     return kind(**values)
 
 
 def small(name: str) -> nn.Module:
-    """The small model of a class of transformers, on the CPU; weights are as the library draws them."""
+    """The small model of a transformers class on the CPU, with the library's initial weights."""
     torch.manual_seed(0)
     architecture = getattr(hf, name)
     config = small_config(architecture.config_class)
@@ -79,7 +79,7 @@ def small(name: str) -> nn.Module:
 
 
 def inputs_of(model: nn.Module, batch: int = 2, length: int = 7) -> dict[str, torch.Tensor]:
-    """Real inputs of a training step, labels among them where the model takes any."""
+    """Real inputs of a training step, with labels if the model takes any."""
     generator = torch.Generator().manual_seed(batch)
     parameters = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
@@ -102,7 +102,7 @@ def inputs_of(model: nn.Module, batch: int = 2, length: int = 7) -> dict[str, to
 
 
 def padded(ids: torch.Tensor) -> torch.Tensor:
-    """A mask whose first sequence is two tokens shorter, on the left."""
+    """A left-padded attention mask whose first sequence is two tokens shorter."""
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     return mask

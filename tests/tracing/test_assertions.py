@@ -1,4 +1,4 @@
-"""Branches that only raise are assertions: what they ask of unknown data decides no path, and is believed."""
+"""Branches that only raise are assertions: their condition on unknown data decides no path, and is assumed to hold."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_a_caller_catches_is_no_assertion():
 
 @pytest.mark.parametrize(("low", "high", "whole"), [(0, 1, 0), (0.0, 1.0, 0), (2, 3, 2), (0, 2, None), (-1, 1, None)])
 def test_the_whole_part_of_a_draw_is_known_where_its_bounds_leave_no_doubt(low, high, whole):
-    """As a transform chooses among the sizes of pictures, of which there is but one."""
+    """As in a transform that draws among the allowed sizes of pictures, of which there is only one."""
 
     def chosen(x):
         return x * (1 + int(torch.empty(1).uniform_(low, high).item()))
@@ -204,7 +204,7 @@ def test_an_error_that_leaves_a_function(passes):
 
 
 def call_in(function):
-    """Where the code calls `call` first."""
+    """The position of the first call of `call` in the code."""
     found = [i for i in dis.get_instructions(function) if i.opname.startswith("CALL") or i.opname == "BEFORE_WITH"]
     names = [i.opname for i in found]
     return found[names.index("BEFORE_WITH") + 1 if "BEFORE_WITH" in names else 0].offset

@@ -1,4 +1,4 @@
-"""Key-value caches of transformers in a trace: what it may fill is a copy, and what it reads tells calls apart."""
+"""Key-value caches of transformers in a trace: the trace may fill copies only, and the state it reads is in the key."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_a_sliding_window_has_seen_is_a_plain_number_for_the_next_call() ->
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_a_call_is_traced_in_its_own_grad_mode(model: LlamaForCausalLM, mode: type[torch.no_grad]) -> None:
-    """A plan of evaluation must not save for backward: leaving inference mode would enable gradients."""
+    """A plan for evaluation must not save for backward, which leaving inference mode while tracing would enable."""
     request = request_of(Cluster.preset("cpu", shape=(2,)))
     with mode():
         traced = trace_for(model, {"input_ids": IDS}, None, request, Stopwatch())
@@ -81,7 +81,7 @@ def test_a_call_is_traced_in_its_own_grad_mode(model: LlamaForCausalLM, mode: ty
 
 @pytest.mark.parametrize(
     ("name", "error"), [("Bamba", UntraceableError), ("Qwen3Next", InputError)]
-)  # one asks a cache what it has not, the other returns one with states in it
+)  # Bamba asks a cache for what it lacks, Qwen3Next returns one that contains states
 def test_caches_of_linear_attention_say_how_to_train_without(name: str, error: type[AutoparError]) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 32}
     heads = {

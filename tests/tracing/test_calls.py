@@ -1,4 +1,4 @@
-"""Arguments, keys and losses; a model is as it was after a trace, and nothing of it is kept."""
+"""Arguments, keys and losses; a trace leaves the model unchanged, and keeps nothing of it alive."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Sum(nn.Module):
     def forward(self, x, **kwargs: Unpack[Declared]):
         return (x * kwargs.get("scale", 1.0) + kwargs.get("shift", 0.0)).sum()
 
-    forward.__annotations__["kwargs"] = Unpack[Declared]  # not a string, as annotations of this file are
+    forward.__annotations__["kwargs"] = Unpack[Declared]  # the real object, as this file's annotations are strings
 
 
 def test_a_name_that_nothing_declares_is_passed_on_with_a_warning():
@@ -157,7 +157,7 @@ def test_a_trace_keeps_no_parameter_alive():
 
 
 class Watching(nn.Module):
-    """Registers a hook at its first call, as libraries do that collect outputs; each hook adds to what is returned."""
+    """Registers a hook in its first call, as libraries that collect outputs do; each hook adds to the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def test_pruned_weights_are_computed_in_the_graph():
 
 
 class Counting(nn.Module):
-    """Its result depends on how often it was called; `seen` is set and not read."""
+    """The result depends on the number of calls; `seen` is set but not read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def test_numbers_that_forward_sets_are_told():
 
 
 class Carrying(nn.Module):
-    """A state for the next call and a loss for the loop, neither there before; it keeps a table and a mask, too."""
+    """Sets a state for the next call and a loss for the loop, both new attributes; caches a table and a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,11 +262,11 @@ def test_what_forward_leaves_for_the_loop_or_the_next_call_is_set():
         "loss",
     }
     assert [*traced.states] == ["model.state"] and traced.set_outputs[2] == ("model.state", "model_state")
-    assert [leaf.name for leaf in traced.inputs.leaves] == ["x"]  # None is there, which no input is
+    assert [leaf.name for leaf in traced.inputs.leaves] == ["x"]  # the state is None, so it is no input
 
 
 class Counted(nn.Module):
-    """Counts in a tensor that its class makes, or that is made in the first call; and keeps a table."""
+    """Counts in a tensor that exists before, or that the first call makes; it also caches a table."""
 
     def __init__(self, count: torch.Tensor | None) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def test_a_count_is_a_state_and_a_table_is_none(count):
 
 
 class Going(nn.Module):
-    """Goes on from its own result, keeps a table, and notes what it has made."""
+    """Continues from its own result, caches a table, and stores its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -373,7 +373,7 @@ def test_what_forward_leaves_beside_its_modules_is_told(keep):
             self.layer, self.notes = nn.Linear(2, 2), Notes()
 
         def forward(self, x, given):
-            self.notes.table.setdefault(x.shape[1], torch.arange(x.shape[1]))  # the same at each call
+            self.notes.table.setdefault(x.shape[1], torch.arange(x.shape[1]))  # each call stores the same value
             y = self.layer(x)
             keep(self, given, y.square().mean())
             return y
@@ -393,12 +393,12 @@ def test_an_argument_that_comes_back_among_several_results_stays_itself():
             super().__init__()
             self.mean = nn.Parameter(torch.randn(4, 2))
 
-        def forward(self, x, scale):  # distributions broadcast what they are given; of equal shapes nothing is made
+        def forward(self, x, scale):  # distributions broadcast arguments, but equal shapes need no op
             own, given = (torch.distributions.Normal(of, scale).log_prob(x + 1) for of in (self.mean, x))
             return own + given
 
     model, inputs = Density(), dict(x=torch.randn(4, 2), scale=torch.rand(4, 2) + 1)
-    traced = trace(model, inputs)  # without a warning that forward keeps what it makes among its inputs and parameters
+    traced = trace(model, inputs)  # without a warning that forward stores inputs or parameters
     assert not any("broadcast" in str(node.target) for node in traced.graph.nodes)
     assert torch.equal(traced.gm(*inputs.values()), model(**inputs))
 

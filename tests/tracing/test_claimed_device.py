@@ -1,6 +1,9 @@
-"""Which device data-free tensors say they are on: it decides branches, and must not make the graphs of ranks differ."""
+"""The device that data-free tensors claim: it decides branches, and must not make graphs differ between ranks."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +32,7 @@ def test_ranks_on_different_devices_of_a_node_have_one_graph() -> None:
 
 
 def test_a_model_is_planned_for_gpus_as_it_runs_there() -> None:
-    """Its tensors are on the CPU here, or on none."""
+    """The model's tensors here are on the CPU or on the meta device."""
     for preset, op in (("h100", "tanh"), ("cpu", "sin")):
         for device in ("cpu", "meta"):
             request = request_of(Cluster.preset(preset, (2,)), precision="fp32")
@@ -38,7 +41,7 @@ def test_a_model_is_planned_for_gpus_as_it_runs_there() -> None:
 
 
 class Sure(nn.Module):
-    """A draw against a bound that decides it, which the trace finds out by numbers of its own."""
+    """A random draw against a bound that decides it, which the trace finds out by drawing numbers itself."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sin() if torch.rand([]) < 2 else x.tanh()
@@ -66,3 +69,37 @@ def test_dtypes_that_precision_made_differ_are_told_with_it() -> None:
     with pytest.raises(UntraceableError, match=r"all but buffers is torch\.bfloat16 there: cast .*precision='fp32'"):
         trace_for(Running(), {"x": X}, None, request_of(Cluster.preset("h100", (2,))), Stopwatch())
     trace_for(Running(), {"x": X}, None, request_of(Cluster.preset("h100", (2,)), precision="fp32"), Stopwatch())
+
+
+class Moved(nn.Module):
+    """`product`: of a buffer added to what the layer gives, a function that torch has data-free kernels of mixed dtypes
+    for."""
+
+    def __init__(self, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight, self.product = nn.Parameter(torch.zeros(4, 4, 1)), product
+        self.register_buffer("place", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x + self.place, self.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [
+        ("linear", lambda x, w: nn.functional.linear(x, weight=w[..., 0])),
+        ("matmul", lambda x, w: x @ w[..., 0]),
+        ("mm", lambda x, w: torch.addmm(x, x, w[..., 0])),
+        ("conv1d", lambda x, w: nn.functional.conv1d(x[..., None], w)),
+    ],
+)
+def test_products_of_several_dtypes_are_refused_as_with_data(name: str, product: Any) -> None:
+    told = rf"{name} needs tensors of one dtype, and is given some of torch\.float32 and of torch\.bfloat16; all but"
+    with pytest.raises(UntraceableError, match=told) as found:
+        trace_for(Moved(product), {"x": X}, None, request_of(Cluster.preset("h100", (2,))), Stopwatch())
+    assert "test_claimed_device.py:" in str(found.value)
+    trace_for(Moved(product), {"x": X}, None, request_of(Cluster.preset("cpu", (2,))), Stopwatch())
+    with torch.autocast("cpu", torch.bfloat16):  # which casts them
+        trace_for(
+            Moved(product), {"x": X}, None, request_of(Cluster.preset("cpu", (2,)), precision="bf16"), Stopwatch()
+        )

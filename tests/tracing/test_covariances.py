@@ -1,4 +1,4 @@
-"""`torch.cov` and `torch.corrcoef` are traced as the ops that they are made of."""
+"""`torch.cov` and `torch.corrcoef` are traced as their component ops."""
 
 from __future__ import annotations
 

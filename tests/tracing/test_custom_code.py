@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from autopar.graph import target_name
 from autopar.tracing import TraceError, trace
 
-# Dynamo itself reads `.grad` of what it compiles, in the run that follows the trace.
+# Dynamo itself reads `.grad` of compiled functions' arguments, in the run after the trace.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
@@ -30,7 +30,7 @@ def _keep(ctx, inputs, output):
     ctx.factor = inputs[1]
 
 
-# A hundred times too much, on purpose: a replay that differentiates the inside is caught.
+# The backward is wrong by a factor of 100 on purpose, to detect a replay that differentiates the inside.
 scaled.register_autograd(lambda ctx, grad: (grad * ctx.factor * 100, None), setup_context=_keep)
 
 
@@ -49,11 +49,11 @@ class Tripled(torch.autograd.Function):
         return grad * 100
 
 
-below_apply = vars(torch._C._FunctionBase)["apply"].__get__(None, Tripled)  # no method of Python's
+below_apply = vars(torch._C._FunctionBase)["apply"].__get__(None, Tripled)  # not a Python method
 
 
 class Filled(torch.autograd.Function):
-    """Makes a tensor of its own, without saying on which device (the softmax of DeBERTa does)."""
+    """Creates a tensor without a device argument, as the softmax of DeBERTa does."""
 
     @staticmethod
     def forward(ctx, x):
@@ -77,7 +77,7 @@ class Written(torch.autograd.Function):
 
 
 class Handed(torch.autograd.Function):
-    """Returns its argument, a product, and where it is positive."""
+    """Returns its argument, a product, and a mask of the positive elements."""
 
     @staticmethod
     def forward(ctx, x):
@@ -91,7 +91,7 @@ class Handed(torch.autograd.Function):
 
 
 class SetUp(torch.autograd.Function):
-    """What backward needs is kept behind `forward`."""
+    """Saves for backward in `setup_context`."""
 
     @staticmethod
     def forward(x, factor=2.0):
@@ -235,7 +235,7 @@ def causal(batch, head, query, key):
 
 
 class Flexible(nn.Module):
-    """Attention with a learned bias by distance, under a block mask; `hidden`: read from the module."""
+    """Attention with a learned bias by distance and a block mask; `hidden`: the bias is read from the module."""
 
     def __init__(self, attention, hidden=False) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class Flexible(nn.Module):
 
 @pytest.fixture
 def flex_on_cpu(monkeypatch):
-    """The CPU has a backward of flex_attention, dense and slow; the library refuses to use it."""
+    """Lets flex_attention use its CPU backward, which exists but is dense and slow, so the library refuses it."""
     monkeypatch.setattr(flexing, "_validate_device", lambda *tensors: None)
 
 

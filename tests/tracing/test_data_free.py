@@ -1,4 +1,4 @@
-"""Functions that torch has no data-free kernel for: what the trace takes for their results looks as they do."""
+"""Functions without a data-free kernel in torch: the trace's meta results look like the real ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autopar.tracing import trace
 
 
 def looks(make: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """What the graph gives, which must look as the trace has it."""
+    """The graph's result, after checking that the traced meta tensor has its shape, dtype and `requires_grad`."""
     traced = trace(Made(make), {"x": x})
     found: Any = traced.gm(x)
     [node] = traced.graph.output_node().all_input_nodes

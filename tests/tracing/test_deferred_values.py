@@ -1,4 +1,4 @@
-"""Known values too large to keep are computed when something is asked, and only while they are what they were."""
+"""Known values too large to store are computed when they are asked for, if their inputs have not changed by then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autopar.errors import InputError
 from autopar.tracing import TraceError, UnknownDataError, known, trace
 from autopar.tracing.contents.known import LIMIT
 
-SIDE = 1 << 11  # a mask of SIDE x SIDE is over the limit, one row of it is not
+SIDE = 1 << 11  # a SIDE x SIDE mask exceeds the limit, one of its rows does not
 assert SIDE * SIDE > LIMIT > SIDE
 
 

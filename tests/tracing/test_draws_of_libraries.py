@@ -1,4 +1,4 @@
-"""Numbers that libraries draw in a forward: some change nothing (no layer is to be dropped, types are checked)."""
+"""Random numbers that libraries draw in forward, of which some cannot change it (a rate of 0 or 1, type checks)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(code: str, filename: str, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(filename: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator as those that check the types of arguments: it generates a function that draws which element to."""
+    """A decorator like those of type checkers: generates code that draws the index of an element to check."""
     return lambda forward: run(CHECK, filename, {"draw": random.getrandbits, "forward": forward})["generated"]
 
 
@@ -68,7 +68,7 @@ def test_other_code_that_is_run_from_text_may_not() -> None:
 
 @pytest.fixture
 def dropping(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], nn.Module]:
-    """Makes a layer of an installed package that is left out by chance."""
+    """Makes a layer of an installed package that is skipped at random."""
     layers = ModuleType("installed_layers")
     layers.__file__ = "/lib/site-packages/installed_layers.py"
     run(LAYER, layers.__file__, layers.__dict__)

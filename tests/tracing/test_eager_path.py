@@ -1,6 +1,6 @@
-"""The trace takes the path that eager takes, and the graph gives what the model gives, over small models of the zoo.
+"""The trace takes the same path as eager, and the graph gives the model's results, for small models of the zoo.
 
-Slow ones go through whole families; what they leave out (no small config that builds or runs, too large) is counted.
+Slow tests cover whole families; models left out (no small config builds or runs, or too large) are counted.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ NAMES = (
     "ViTForImageClassification", "BeitForImageClassification", "ConvNextForImageClassification",
 )  # fmt: skip
 
-# A custom autograd function is one node of the graph, with its own backward; eager calls what is inside.
+# A custom autograd function is one node with its own backward; eager runs the functions inside it.
 CUSTOM = {
     "BloomForCausalLM", "BloomForSequenceClassification", "PhimoeForCausalLM", "PhimoeForSequenceClassification",
     "RecurrentGemmaForCausalLM", "YosoForMaskedLM", "YosoForSequenceClassification",
 }  # fmt: skip
-# They look for padding in their ids, or in what they shift out of their labels: eager's path is that of known ids.
+# These look for padding in their ids or in shifted labels, so eager's path is that of known ids.
 READS_IDS = {"T5GemmaForConditionalGeneration", "T5GemmaForSequenceClassification", "EncoderDecoderModel"}
-# Sizes that it computes in tensors are numbers of the graph: what computes them is folded.
+# Sizes that these compute in tensors are numbers in the graph: their computation is folded.
 FOLDED = {"LongformerForMaskedLM", "LongformerForSequenceClassification"}
 LARGEST = 30_000_000  # parameters
-COMPARED = {  # at least so many
+COMPARED = {  # minimal number of models compared
     "causal-lm": 145, "masked-lm": 40, "seq2seq-lm": 25, "image-classification": 30, "sequence-classification": 85,
 }  # fmt: skip
 
 
 def path(model, inputs, examples):
-    """ "" or where the path of the trace on `examples` parts from that of an eager run on `inputs`."""
+    """ "", or where the path of a trace on `examples` differs from that of an eager run on `inputs`."""
     graph = trace(model, examples, bias_addition_split=False, remove_inplace=False).graph
-    ordered = sets_in_order(model)  # else the hashes of this process would order what eager calls
+    ordered = sets_in_order(model)  # otherwise the process' hashes determine the order of eager's calls
     with torch.random.fork_rng(), ordered, EagerCalls() as eager, eager.experts_as_one(), eager.vmaps_below():
         outputs = model(**inputs)
     return difference(eager.live(outputs), graph_calls(graph))
@@ -60,7 +60,7 @@ def test_the_trace_takes_the_path_that_eager_takes(name):
 
 
 TEXT = [name for name in NAMES if "Image" not in name]
-# Only what takes positions can be given two sequences in a row.
+# Only models that take positions can be given two sequences in a row.
 PACKABLE = [
     name for name in TEXT if "position_ids" in inspect.signature(getattr(transformers, name).forward).parameters
 ]
@@ -121,14 +121,14 @@ def test_whole_families_take_the_path_that_eager_takes(family):
                 raise ValueError("too large")
             with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
                 model(**inputs)
-        except Exception as error:  # the small config is ours, and the library may raise anything
+        except Exception as error:  # the small config is ours, so the library may raise anything
             left_out[name] = f"{type(error).__name__}: {error}"
             continue
         try:
             with warnings.catch_warnings(action="ignore"):
                 is_known = name in READS_IDS
                 found = path(model, inputs, {k: known(v) for k, v in inputs.items()} if is_known else inputs)
-        except UnknownDataError as error:  # what needs a leaf; the zoo's table names it
+        except UnknownDataError as error:  # models that need a leaf; the zoo's table names them
             left_out[name] = str(error)
             continue
         compared += 1

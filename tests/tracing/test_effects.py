@@ -1,4 +1,4 @@
-"""A leaf that does more than return a result: what calls it is the leaf, which then does all of it."""
+"""A leaf with side effects besides its result: the module that calls it becomes the leaf, and contains them all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 class Odd(nn.Module):
-    """NumPy decides, so that it has no graph; it says more than what it returns."""
+    """Untraceable because NumPy decides; depending on `kind` it has other effects than its result."""
 
     seen: Tensor
 
@@ -54,7 +54,7 @@ class Around(nn.Module):
         self.odd, self.kind = Odd(kind), kind
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * 1  # its own
+        x = x * 1  # makes x a tensor of this module
         if self.kind == "list":
             found: list[Tensor] = []
             return self.odd(x, found) + sum(found)
@@ -106,7 +106,7 @@ def test_what_calls_it_is_the_leaf(kind: str) -> None:
 
 
 class Clipping(nn.Module):
-    """It writes its own parameter, or draws a number past torch."""
+    """Writes its own parameter, or draws a random number outside of torch."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__()

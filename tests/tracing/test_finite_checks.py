@@ -1,4 +1,4 @@
-"""Checks for infinities and NaN in activations: the graph is right for them too, or the trace says where it is not."""
+"""Checks of activations for infinities and NaN: the graph handles them too, or the trace reports its assumption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.tracing import UnknownDataError, trace
 
 
 class Checking(nn.Module):
-    """A layer that mends what overflowed; `check` says of its activations whether all is well."""
+    """A layer that repairs overflows; `check` tells whether its activations are fine."""
 
     def __init__(self, check):
         super().__init__()
@@ -49,9 +49,9 @@ def test_a_check_of_activations_is_answered_as_for_finite_ones(name):
 @pytest.mark.parametrize(
     "check",
     [
-        lambda h: (h > 0).all(),  # no check for infinities
-        lambda h: (torch.isfinite(h) & (h > 0)).all(),  # one mixed with something else
-        lambda h: torch.isfinite(h).logical_and_(h > 0).all(),  # one that is written over
+        lambda h: (h > 0).all(),  # not a check for infinities
+        lambda h: (torch.isfinite(h) & (h > 0)).all(),  # combined with another condition
+        lambda h: torch.isfinite(h).logical_and_(h > 0).all(),  # overwritten in place by another condition
     ],
 )
 def test_other_questions_are_refused(check):
@@ -81,7 +81,7 @@ EDGE = torch.finfo(torch.float32).max - 1000
 
 
 class Mending(nn.Module):
-    """As layers of DETR do; `most` is where they clamp, `more` what else they do then."""
+    """Repairs overflows as DETR's layers do: `most` is the clamp's bound, `more` adds another op."""
 
     def __init__(self, most=EDGE, more=False):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Writes into parameters before they are read are done before the call; other ones are refused (`test_refused.py`)."""
+"""Writes into parameters before these are read happen before the call; others are refused (`test_refused.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dims that are proved free may change from call to call; what fixes a dim is named."""
+"""Dims that are proved free may change between calls; errors name what fixes a dim."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CALLS: list[nn.Module] = []
 
 
 class Remembering(nn.Module):
-    """A recurrence that hands its last state on in a list beside its result, as models do with a cache."""
+    """A recurrence that appends its last state to a list besides returning a result, as models with caches do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Functions as leaves: what the root itself asks of data is asked by the smallest function that can be one node."""
+"""Functions as leaves: if the root itself reads data, the smallest function that can be one node becomes a leaf."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = dict(x=torch.randn(6, 4), targets=[dict(boxes=torch.rand(3, 2)), dict
 
 
 class Picking(nn.Module):
-    """As a detector does: the root's own methods pick rows by data, one of them with a parameter."""
+    """Like a detector: the root's own methods select rows by data, one of them with a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_the_smallest_function_is_one_node_and_its_graph_is_the_model():
 
 
 def test_a_function_leaf_reads_the_tensors_of_its_node():
-    """Other parameters in place of the model's, as a plan that stores them in shards hands them in."""
+    """The node gets other parameters than the model's, as under a plan that shards them."""
     model = Picking()
     traced = trace(model, EXAMPLES, unsupported="leaf", bias_addition_split=False)
     node = leaves(traced.graph)[0]
@@ -103,7 +103,7 @@ def test_the_model_is_as_it_was():
 
 
 class Counting(Picking):
-    """The inner function returns a number of data: its caller is the leaf."""
+    """The inner function returns a number read from data, so that its caller is the leaf."""
 
     def one(self, found, boxes):
         return int((found.sum() > 0).sum())
@@ -126,7 +126,7 @@ class Writing(Picking):
 
 
 class Hiding(Picking):
-    """The inner function reads a tensor that it is not given."""
+    """The inner function reads a tensor that is not among its arguments."""
 
     def one(self, found, boxes):
         return self.kept[0] + found if boxes.sum() > 0 else found
@@ -203,7 +203,7 @@ def test_too_much_in_a_function_leaf_is_an_error_that_names_it():
     with pytest.raises(UntraceableError, match="function 'forward' would run whole on every rank") as error:
         plan(Asking(), dict(x=torch.randn(8, 64)), TWO)
     assert "constraints='leaf:forward'" in str(error.value)
-    made = plan(Asking(), dict(x=torch.randn(8, 64)), TWO, constraints="leaf:forward")  # no warning, an error in tests
+    made = plan(Asking(), dict(x=torch.randn(8, 64)), TWO, constraints="leaf:forward")  # a warning would be an error
     assert made.constraints == ("leaf:forward",)
     assert sum("forward" in node.target for node in made.nodes) == 1
 
@@ -243,7 +243,7 @@ RUNS: list[type] = []
 
 
 class Bare(nn.Module):
-    """Its forward gives what no graph can hold."""
+    """Its forward returns an object that no graph can hold."""
 
     def forward(self, x):
         RUNS.append(type(self))
@@ -301,7 +301,7 @@ def test_what_a_leaf_returns_can_be_written_into(as_module):
 
 
 class Matcher(nn.Module):
-    """As those of detection: an assignment by costs that a library without tensors finds."""
+    """As in detection: an assignment by costs, computed by a library that takes no tensors."""
 
     def forward(self, costs: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(np.argsort(np.asarray(costs.detach().cpu()), axis=1)[:, 0], dtype=torch.int64)

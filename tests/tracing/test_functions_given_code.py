@@ -1,4 +1,4 @@
-"""An autograd function whose backward would run a module of the model: refused, since a plan has other parameters."""
+"""An autograd function whose backward would run a module of the model is refused: a plan has other parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BY_NAME: dict[str, nn.Module] = {}
 
 
 class Again(torch.autograd.Function):
-    """Runs what it is given, and again in backward."""
+    """Runs the function or module it is given, and again in backward."""
 
     @staticmethod
     def forward(ctx: Any, run: Any, x: Tensor) -> Tensor:

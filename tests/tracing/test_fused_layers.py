@@ -1,4 +1,4 @@
-"""`nn.TransformerEncoder` as it is built by default, with padding, in `eval()`."""
+"""`nn.TransformerEncoder` with its default arguments and padding, in `eval()`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_padding_in_inference() -> None:
     torch.manual_seed(0)
     model, ids = Encoder().eval(), torch.randint(1, 20, (8, 7))
     ids[:4, 5:] = 0
-    expected = model(ids)  # with gradients, torch does not fuse
+    expected = model(ids)  # torch uses no fused kernel if gradients are needed
     traced = trace(model, {"ids": ids}).gm(ids)
     assert torch.equal(traced, expected)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What changes gradients or dtypes unseen is in the graph: autograd functions, no_grad, autocast, checkpointing."""
+"""The graph has what changes gradients or dtypes implicitly: autograd functions, no_grad, autocast, checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _seed():
 
 
 class Twice(torch.autograd.Function):
-    """Doubles forward; its backward is wrong on purpose, so that a replay that differentiates the inside is caught."""
+    """Doubles in forward; its backward is wrong on purpose, to detect a replay that differentiates its inside."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -55,7 +55,8 @@ def test_under_no_grad_nothing_is_detached_and_the_key_is_another():
     model = llama().eval()
     with torch.no_grad():
         traced = trace(model, TEXT)
-        apart = {name: value.clone() for name, value in TEXT.items()}  # a trace takes each input for another tensor
+        # a trace assumes that all inputs are different tensors
+        apart = {name: value.clone() for name, value in TEXT.items()}
         inside = traced.key((), apart)
     assert inside == traced.own_key != traced.key((), apart)
     assert not [n for n in traced.graph.nodes if n.target == "detach"]
@@ -79,7 +80,7 @@ def test_a_part_without_gradient_is_cut_off_in_the_graph():
 
 
 class Mixed(nn.Module):
-    """Autocast around a part, with ops of every kind: lower precision, float32, promotion."""
+    """Autocast around a part of it, with ops of all kinds: lower precision, float32, promotion."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +104,7 @@ def test_autocast_becomes_casts_that_one_can_see(split):
     state = model.state_dict()
     replayed, eager = run(lambda: traced.gm(x), model, state), run(lambda: model(x), model, state)
     assert [v.dtype for v in replayed[0]] == [v.dtype for v in eager[0]]
-    if split:  # a bias added after rounding the product to bfloat16
+    if split:  # the bias is added after rounding the product to bfloat16
         assert all(torch.allclose(p, q, rtol=5e-2, atol=5e-2) for p, q in zip(replayed[0], eager[0], strict=True))
     else:
         assert all(len(a) == len(b) and all(map(torch.equal, a, b)) for a, b in zip(replayed, eager, strict=True))
@@ -123,7 +124,7 @@ def test_checkpointed_layers_of_transformers_are_regions(reentrant):
 
 
 class Pushed(nn.Module):
-    """An input that is moved along a gradient, as by Langevin steps; the gradient itself is a constant."""
+    """Moves an input along a gradient, as in Langevin dynamics; no gradient flows through that gradient."""
 
     def __init__(self, by_weight: bool) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ def test_gradients_in_forward_by_what_it_has_made_are_in_the_graph():
 
 
 class Force(nn.Module):
-    """Forces from energies, through layers that are called twice with the same shapes."""
+    """Forces from energies, with layers that are called twice on equal shapes."""
 
     def __init__(self, create_graph: bool = True, **options: bool) -> None:
         super().__init__()
@@ -232,7 +233,7 @@ DERIVATIVES = {
 
 
 class Sines(nn.Module):
-    """In forward mode some of what it does has no tangent: torch makes zeros past every mode."""
+    """Some ops have no tangent in forward mode: torch creates zeros there, which modes do not see."""
 
     def __init__(self):
         super().__init__()
@@ -242,7 +243,7 @@ class Sines(nn.Module):
         return torch.sin(3 * self.norm(x @ self.first.weight.t() + self.first.bias)) @ self.second.weight.t()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script.")  # torch's own
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.")  # torch's own warning
 @pytest.mark.parametrize("net", [lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), Sines])
 @pytest.mark.parametrize("kind", DERIVATIVES)
 def test_derivatives_that_torch_func_takes_in_forward_are_those_of_eager(kind, net):
@@ -273,3 +274,23 @@ def test_forward_mode_by_hand_is_refused_with_what_to_write():
 
     with pytest.raises(UntraceableError, match=r"torch\.func\.jvp.*test_gradients.py:\d+"):
         trace(Dual(), dict(x=torch.randn(5, 3)), unsupported="leaf")
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: torch.vmap(lambda row: row * torch.tensor([1.0, 2.0, 3.0]))(x),
+        lambda x: torch.vmap(lambda row: row[torch.as_tensor([0, 2])])(x),
+        lambda x: torch.func.grad(lambda y: (y * torch.tensor([1.0, 2.0, 3.0])).sum())(x),
+        lambda x: torch.vmap(lambda row: row * int(torch.tensor([4, 5]).cumsum(0)[1]))(x),
+        lambda x: torch.vmap(lambda row: row.roll(torch.arange(3)[1].item()))(x),
+    ],
+)
+def test_numbers_as_tensors_and_known_ones_as_numbers_inside_a_function_that_torch_func_takes(forward):
+    class Inside(nn.Module):
+        def forward(self, x):
+            return forward(x)
+
+    traced = trace(Inside(), dict(x=torch.randn(5, 3))).gm
+    x = torch.randn(5, 3)
+    assert torch.equal(traced(x), forward(x))

@@ -1,5 +1,5 @@
-"""Readings and shapes: one that is computed with the shape of an activation is read again without what makes that;
-shapes that known inputs decide are readings themselves."""
+"""Guards and shapes: a condition that uses an activation's shape is evaluated again without computing the activation;
+shapes that depend on known inputs are guarded themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from autopar.errors import InputError
 from autopar.tracing import known, trace
 
 Tensor = torch.Tensor
-ASKS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # of chosen ids, hidden and other activations
+# of the mask of chosen ids, hidden values, other activations
+ASKS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "size": lambda chosen, hidden, other: chosen.sum() * hidden.shape[-1] == other.numel(),
     "expand_as": lambda chosen, hidden, other: chosen[..., None].expand_as(hidden).sum() == other.numel(),
     "view_as": lambda chosen, hidden, other: chosen.view_as(hidden[..., 0]).sum() == other.shape[0],
@@ -25,7 +26,7 @@ ASKS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # of chosen ids
 
 
 class Placed(nn.Module):
-    """Tokens of one kind are replaced, if they are as many as there are features."""
+    """Replaces tokens of one kind by features, after checking that their numbers agree."""
 
     def __init__(self, ask: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A part that runs in inference mode is traced as one without gradients."""
+"""A region in inference mode is traced as one without gradients."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from autopar.tracing import trace
 
 
 class Taught(nn.Module):
-    """A student whose teacher runs in inference mode, where one op asks for gradients back."""
+    """A student whose teacher runs in inference mode, in which one op is run with gradients enabled."""
 
     asked: ClassVar[list[bool]] = []
 

@@ -1,4 +1,4 @@
-"""What forward makes of shapes and keeps is neither a state nor told of."""
+"""Tables that forward derives from shapes and caches are no state, and cause no warning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.tracing.attempt import Attempt
 
 
 class Longer(nn.Module):
-    """A table for as many positions as there were at most, and how many these are; the table is asked."""
+    """A table for the largest number of positions so far, and that number; values of the table are read."""
 
     def __init__(self, table: torch.Tensor | None) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Longer(nn.Module):
 
 
 class Registered(Longer):
-    """In a buffer, which is not read before it is made."""
+    """The table is a buffer, which is replaced before it is read."""
 
     def __init__(self) -> None:
         super().__init__(torch.arange(1))
@@ -51,7 +51,7 @@ class Converted(nn.Module):
 
 
 class Alike(nn.Module):
-    """Made like an input, of which it has no numbers."""
+    """The mask is made from an input, but only from its shape and dtype."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Alike(nn.Module):
 
 
 class Begun(nn.Module):
-    """Sets what it reads, to what is there."""
+    """Resets the attributes that it reads to their initial values, in each call."""
 
     def __init__(self) -> None:
         super().__init__()

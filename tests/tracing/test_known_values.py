@@ -1,4 +1,4 @@
-"""What is known decides branches as eager does, and is guarded; what is not goes the library's data-free way."""
+"""Known values decide branches as in eager mode, and are guarded; unknown ones take the library's export path."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_unknown_mask_takes_the_librarys_data_free_path_only_where_it_is_need
 
 
 class Checked(nn.Module):
-    """A library's validation of its inputs: believed while tracing."""
+    """A library's validation of its inputs, which is assumed to pass while tracing."""
 
     def forward(self, x):
         torch._check_tensor_all((x > 0) | (x <= 0), lambda: "not a number")
@@ -81,7 +81,7 @@ def test_a_draw_against_a_sure_probability_has_an_answer(probability, drops):
 
 
 class Adapted(torch.nn.Module):
-    """As adapters of peft, whose chance to be left out is 0 by default."""
+    """Like adapters of peft, whose dropout rate is 0 by default."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Adapted(torch.nn.Module):
 
 def test_a_draw_beyond_a_chance_of_0_is_beyond_it():
     traced = trace(Adapted(0.0), dict(x=torch.randn(2, 3)))
-    assert "linear" in str(traced.graph) and "where" in str(traced.graph)  # of many draws one may be 0
+    assert "linear" in str(traced.graph) and "where" in str(traced.graph)  # many draws: one of them may be 0
     with pytest.raises(TraceError, match="random number"):
         trace(Adapted(0.5), dict(x=torch.randn(2, 3)))
 
@@ -142,7 +142,7 @@ def test_other_questions_beside_an_assertion_are_refused(function):
 
 
 class ByLanguage(torch.nn.Module):
-    """As Xmod does: an adapter a language, on the rows of a known mask."""
+    """As in Xmod: an adapter for each language, applied to the rows of a known mask."""
 
     def __init__(self) -> None:
         super().__init__()

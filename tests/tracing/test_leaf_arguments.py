@@ -1,4 +1,4 @@
-"""What a leaf may be handed: values that a graph's code cannot show, and modules of which it knows nothing."""
+"""Arguments of leaves: values that generated code cannot represent, and modules that the graph does not know."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Options:
 
 
 class Gate(nn.Module):
-    """Asks for data, so that it is a leaf."""
+    """Reads data, so that it becomes a leaf."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules that cannot be traced, or that a forward makes: leaves, and what is undone."""
+"""Modules that cannot be traced, or that forward creates: they become leaves, and the trace undoes their changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autopar.tracing import TraceError, known, trace
 
 
 class Rehung(nn.Module):
-    """As BigBird does for short inputs: the forward makes a module, and hands it the old one's layers."""
+    """As BigBird for short inputs: forward creates a module, and gives it the old module's layers."""
 
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_modules_in_the_same_place_of_each_layer_become_leaves_together(monkeypa
 
 
 class Counting(nn.Module):
-    """Counts on what it sees, as the router of a mixture does that cuts its tokens by expert."""
+    """Counts values of its input, like a router that splits tokens by expert."""
 
     def forward(self, x):
         return x.argsort(dim=0), (x > 0).sum(0).tolist()
@@ -106,7 +106,7 @@ def test_a_leaf_returns_no_numbers_that_depend_on_data():
 
 
 def test_what_a_leaf_returns_is_found_out_by_its_parts():
-    """Too large to be tried out whole, and no guess at the count would cut its rows rightly."""
+    """Too large for a trial run as a whole, and no guessed count would cut its rows correctly."""
 
     class Pair(Cutting):
         def forward(self, x):
@@ -128,7 +128,7 @@ def test_what_a_leaf_returns_is_found_out_by_its_parts():
 
 
 class Catches(nn.Module):
-    """Goes one way for what its input says, and another for any error."""
+    """Branches on its input, and takes another path on any error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Catches(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         try:
             factor = 2.0 if bool(x.sum() > 0) else 3.0
-        except Exception:  # whatever goes wrong
+        except Exception:  # any error at all
             factor = 5.0
         return self.inner(x) * factor
 
@@ -151,7 +151,7 @@ def test_a_part_that_fails_on_data_is_not_tried_on_it_within_itself():
             self.linear = nn.Linear(4, 4)
 
         def forward(self, x):
-            if (total := x.sum().item()) not in (0, 1):  # no guess
+            if (total := x.sum().item()) not in (0, 1):  # trial data, not a guess
                 runs.append(total)
                 raise ValueError("no data suits")
             return x * total
@@ -166,7 +166,7 @@ def test_a_part_that_fails_on_data_is_not_tried_on_it_within_itself():
             return self.large(x.repeat(1, 750))[:, :4] if x.sum() > 0 else x
 
     trace(nn.Sequential(nn.Linear(4, 4), Around()), dict(input=torch.randn(2, 4)), unsupported="leaf")
-    assert 1 <= len(runs) <= 6  # on two kinds of data by itself, and twice as a part: none inside another
+    assert 1 <= len(runs) <= 6  # two kinds of data by itself and twice as a part: no trial runs inside another
 
 
 def test_a_question_that_the_model_catches_is_not_forgotten() -> None:
@@ -190,7 +190,7 @@ class Dropped(nn.Module):
 
 
 class Keeping(nn.Module):
-    """It cannot be a leaf itself: it returns what nobody can put together again."""
+    """Cannot be a leaf itself: it returns an object that cannot be rebuilt from tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def test_what_breaks_behind_a_leaf_tells_why_it_is_one() -> None:
 
 
 class Grid(nn.Module):
-    """It returns an object, and how much of the table it takes lies in an input."""
+    """Returns an object; an input's value determines how much of the table it uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def test_what_breaks_on_a_guess_begins_with_why_there_is_a_guess() -> None:
 
 
 class Averaging(Branching):
-    """It binds a buffer anew, before it asks for data."""
+    """Rebinds a buffer, before it reads data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def test_a_buffer_that_a_leaf_binds_is_its_own_again_behind_the_trace() -> None:
 
 
 def test_a_loop_that_no_guess_ends_is_not_tried_for_ever() -> None:
-    """Steps of a solver, taken again with half the size where the error is large."""
+    """Solver steps, each repeated with half the step size while the error is large."""
 
     def solved(step: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         time, size = torch.zeros(()), torch.tensor(0.5)

@@ -1,4 +1,4 @@
-"""The planner takes leaves: what they hold is counted, too much of it is an error, and the user may ask for them."""
+"""Leaves in plans: their contents count, too large a share of them is an error, and users can request them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Branching(nn.Module):
 
 
 class Net(nn.Module):
-    """Two branching layers of another's size: `share` of all FLOPs is theirs, about."""
+    """Two untraceable layers, whose size makes them about `share` of all FLOPs."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_costs_of_leaves_are_estimates_and_no_less_than_a_trial_run():
     for leaf in leaves(traced.graph):
         cost = leaf.meta[COST]
         assert cost.estimated and cost.flops_backward == 2 * cost.flops_forward
-        products = 2 * 2 * 4 * 8 * 8  # two linear layers on four rows; biases count as products too
+        products = 2 * 2 * 4 * 8 * 8  # two linear layers on four rows; biases count like products
         assert products <= cost.flops_forward <= products * 9 / 8
         assert leaf.meta.get(TRIAL_FLOPS, 0) <= cost.flops_forward
         assert [t.shape for t in output_tensors(leaf)] == [(4, 8)]

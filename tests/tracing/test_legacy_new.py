@@ -1,4 +1,4 @@
-"""`Tensor.new` takes sizes or data, and a graph's lists do not tell which: what is traced gives what eager gives."""
+"""`Tensor.new` takes sizes or data, which a graph's lists do not distinguish: the trace equals eager."""
 
 from __future__ import annotations
 

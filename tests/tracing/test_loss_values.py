@@ -1,4 +1,4 @@
-"""Values that a loss function reads besides its arguments are compared at each call, as those of modules are."""
+"""Values that a loss function reads besides its arguments are compared in each call, like those of modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autopar.tracing import trace
 
 
 class Weighted:
-    """A loss of a weight that loops change."""
+    """A loss with a weight that loops change."""
 
     share = 0.5
 
@@ -103,7 +103,7 @@ def test_a_changed_value_is_seen(name: str) -> None:
 
 
 class Own(nn.Module):
-    """A model with a loss of its own."""
+    """A model that computes its own loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_what_is_the_models_own_is_seen_there(bound: bool) -> None:
     model, inputs = Own(), {"input": torch.zeros(6, 4), "target": torch.zeros(6, 4)}
     loss = model.loss if bound else lambda output, target: model.loss(output, target)
     look = trace(model, inputs, loss_fn=loss).plain_values.on(model)
-    model.norm.running_mean = torch.ones(4)  # as where a model is moved
+    model.norm.running_mean = torch.ones(4)  # as when a model is moved
     model.eval()
     assert not look()
     model.factor = 0.5

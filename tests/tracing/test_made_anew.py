@@ -1,4 +1,4 @@
-"""Modules that each call of forward makes anew: the next trace calls others, so that these are no leaves."""
+"""Modules that each call of forward creates cannot be leaves, since the next call creates others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Halving(nn.Module):
 
 
 class Making(nn.Module):
-    """Makes a module in each call, of a class that is always there, or of one that the call makes too."""
+    """Creates a module in each call, of a fixed class or of a class that the call creates too."""
 
     def __init__(self, kind: type[nn.Module] | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Equal constants made at the same moment are one node; what could be told apart stays apart."""
+"""Equal constants made at the same point are one node; those that could be told apart stay separate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 class Recurrent(nn.Module):
-    """Layers whose first states are all made before the first layer runs."""
+    """Layers whose initial states are all made before the first layer runs."""
 
     def __init__(self, make: Callable[..., Tensor] = torch.zeros, layers: int = 4) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def test_random_tensors_stay_apart() -> None:
 
 
 def test_constants_of_later_moments_stay_apart() -> None:
-    """As one tensor they would live from the first layer to the last."""
+    """As one tensor they would be alive from the first layer to the last."""
 
     class Later(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A traced graph is the model: outputs and gradients bit for bit, by the path that eager takes."""
+"""A traced graph equals the model: bit-identical outputs and gradients, on the path that eager takes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_node_has_its_facts_and_the_trace_is_deterministic(name):
 
 
 class Calls(TorchFunctionMode):
-    """The torch functions an eager run makes, with the shapes of what they return."""
+    """Records the torch functions of an eager run, with the shapes of their results."""
 
     def __init__(self):
         super().__init__()
@@ -108,7 +108,7 @@ def test_the_trace_takes_the_path_that_eager_takes(name):
     ]
     with Calls() as eager:
         model(**inputs)
-    # what the trace leaves out is computed from constants and asked by Python alone: no node uses it
+    # the trace leaves out what is computed from constants and read by Python only, since no node uses it
     assert remaining(eager.found, found) is not None, (eager.found, found)
     assert len(found) <= len(eager.found)
 
@@ -118,7 +118,7 @@ def is_item(node):
 
 
 def remaining(longer, shorter):
-    """What is left of `longer` without `shorter`, which must be a subsequence of it; None if it is not."""
+    """The items of `longer` without `shorter`; None if `shorter` is not a subsequence of it."""
     left, position = [], 0
     for item in longer:
         if position < len(shorter) and item == shorter[position]:

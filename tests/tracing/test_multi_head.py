@@ -1,4 +1,4 @@
-"""Multi-head attention is ops like any other: the same ones as in eager mode, which split on heads, dropout or not."""
+"""Multi-head attention is traced as eager's ops, which split on heads, with and without dropout."""
 
 from __future__ import annotations
 

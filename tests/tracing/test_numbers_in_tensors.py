@@ -1,4 +1,4 @@
-"""Sizes that lie in tensors: in known inputs, and in the few integers of a buffer; read, and guarded."""
+"""Sizes stored in tensors, in known inputs or small integer buffers, are read by the trace and guarded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_size_in_a_known_tensor_is_read_and_guarded(function):
 
 
 def counted(x):
-    count = torch.div(x.shape[0], 2, rounding_mode="trunc")  # a tensor, as Longformer has it
+    count = torch.div(x.shape[0], 2, rounding_mode="trunc")  # a tensor, as in Longformer
     windows = x.view(count, 2, -1).as_strided((4, count * 2 - 1, 2), (1, 4, 4))
     return windows.new_zeros(count + 1, 4).sum() + windows.new_ones(1).view(count - 4, 1) + windows
 
@@ -83,7 +83,7 @@ def test_a_size_in_an_unknown_tensor_is_refused(function):
 
 
 class Strided(nn.Module):
-    """Pads to whole windows, whose size a buffer holds, as the convolutions of audio codecs do."""
+    """Pads to whole windows, whose size is in a buffer, as the convolutions of audio codecs do."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ def test_the_integers_of_a_buffer_are_known_and_guarded():
 
 
 class Counting(nn.Module):
-    """Counts its steps and looks at the count: no graph could be right twice."""
+    """Counts its steps and reads the count: no graph would be right for two calls."""
 
     def __init__(self):
         super().__init__()

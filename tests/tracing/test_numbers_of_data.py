@@ -1,4 +1,4 @@
-"""Numbers that forward reads of tensors are tensors in the graph, with the dtypes that numbers lead to."""
+"""Numbers that forward reads from tensors stay tensors in the graph, with the dtype promotion of Python numbers."""
 
 from __future__ import annotations
 

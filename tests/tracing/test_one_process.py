@@ -1,4 +1,4 @@
-"""Exchanges between ranks in the user's forward: a planned one is that of one process, and finds that it is alone."""
+"""Collectives in the user's forward: a planned forward is that of one process, and sees a world size of 1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ranks() -> Iterator[int]:
 
 
 class Counting(nn.Module):
-    """Asks how many ranks there are, by names bound before the trace too."""
+    """Asks for the number of ranks, also by names imported before the trace."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if dist.is_initialized():
@@ -57,7 +57,7 @@ class Reduced(nn.Module):
 
 
 class Asking(Reduced):
-    """Nor is it a leaf, which would run as it is on every rank, though it cannot be traced."""
+    """Cannot be traced, but neither may it be a leaf, which would run its collective on every rank."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.detach().sum() > 0:

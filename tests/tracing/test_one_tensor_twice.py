@@ -1,4 +1,4 @@
-"""A call that passes one tensor twice runs the trace of two, where that does the same."""
+"""A call that passes one tensor as two arguments uses the trace for two tensors, if that does the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autopar.tracing import trace
 
 
 class Making(nn.Module):
-    """Its forward makes the module that computes the loss, in each call another one."""
+    """Forward creates the module that computes the loss, anew in each call."""
 
     def __init__(self) -> None:
         super().__init__()

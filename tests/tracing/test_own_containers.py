@@ -1,6 +1,7 @@
-"""What forward puts into lists, dicts and sets of its modules is not there behind a trace."""
+"""What forward puts into lists, dicts and sets of its modules is removed after a trace."""
 
 import collections
+import copy
 import warnings
 
 import pytest
@@ -28,6 +29,20 @@ def test_a_table_for_each_length_is_made_in_each_trace():
         traced = trace(model, dict(x=x))
     assert not model.tables and not traced.plain_values.on(model)()
     assert torch.equal(traced.gm(x), model(x)) and [*model.tables] == [4]
+
+
+def test_what_python_asks_of_a_module_that_is_copied_is_no_value_of_it():
+    class Copying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return copy.copy(self.layer)(x)
+
+    model = Copying()
+    traced = trace(model, dict(x=torch.randn(3, 2)))
+    assert not traced.plain_values.on(copy.deepcopy(model))()
 
 
 def test_containers_are_as_they_were():

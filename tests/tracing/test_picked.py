@@ -1,4 +1,4 @@
-"""What a mask of unknown contents picks is op by op in the graph, with the values and gradients of eager."""
+"""Rows selected by a mask of unknown contents: op by op in the graph, with the values and gradients of eager."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_values_and_gradients_are_those_of_eager(kind: str) -> None:
 
 
 class Keeping(Model):
-    """One that keeps the rows."""
+    """A model that stores the selected rows."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         self.rows = x[labels >= 0]

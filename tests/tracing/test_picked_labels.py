@@ -1,4 +1,4 @@
-"""Labels that a mask picks, as CTC losses are given them, are padded rows in the graph."""
+"""Labels selected by a mask, as CTC losses take them, are padded rows in the graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.tracing.errors import UnknownDataError
 
 
 class Spelling(nn.Module):
-    """As transformers' models with a CTC head compute it."""
+    """The loss as computed by transformers' models with a CTC head."""
 
     def __init__(self, counted: str = "mask", reduction: str = "mean") -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def _batch(seed: int) -> dict[str, torch.Tensor]:
     labels = torch.randint(1, 7, (4, 6), generator=generator)
     return {
         "x": torch.randn(4, 15, 5, dtype=torch.float64, generator=generator),
-        "labels": torch.where(torch.rand(4, 6, generator=generator) < 0.3, -100, labels),  # also between others
+        "labels": torch.where(torch.rand(4, 6, generator=generator) < 0.3, -100, labels),  # also between other labels
     }
 
 
@@ -52,6 +52,6 @@ def test_the_loss_of_picked_labels_is_that_of_eager(reduction):
 
 @pytest.mark.parametrize("counted", ["others", "read"])
 def test_who_else_asks_for_them_is_told(counted):
-    """Lengths that another mask counts would part the labels elsewhere; and their number nobody knows."""
+    """Lengths counted by another mask would split the labels differently; and their total number is unknown."""
     with pytest.raises(UnknownDataError, match=r"is given rows that a mask picked, .* give 'labels' a known example"):
         trace(Spelling(counted), _batch(0))

@@ -1,4 +1,4 @@
-"""What has no graph is refused with the user's line and what to write instead."""
+"""Code that has no graph is refused with the user's line and what to write instead."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def hooked(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_the_line_and_what_to_write(way: Callable[..., torch.Tensor], words: str) -> None:
-    with pytest.raises((UntraceableError, LeafWarning)) as refused:  # small functions may run whole, and that is told
+    with pytest.raises((UntraceableError, LeafWarning)) as refused:  # functions may become leaves, with a warning
         plan(Net(way), {"x": X, "ids": IDS}, Cluster.preset("cpu", shape=(2,)))
     text = str(refused.value)
     assert re.search(words, text), text
@@ -147,14 +147,14 @@ def _shared() -> nn.Module:
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_where_shapes_do_not_fit(model: nn.Module, loss: Callable[..., torch.Tensor] | None, where: str) -> None:
-    """Layers of torch are on no line of the user's."""
+    """The error is raised in torch's layers, at no line of the user's code."""
     examples = {"x": X, "ids": IDS} if isinstance(model, Net) else {"input": X}
     with pytest.raises(UntraceableError, match=rf"the model's forward raised RuntimeError.* \[at {where}\]$"):
         plan(model, examples, Cluster.preset("cpu", shape=(2,)), loss_fn=loss)
 
 
 def test_hooks_that_calls_do_not_run_are_told() -> None:
-    """Those of the user's own code; pruning is a hook of an installed package."""
+    """Hooks of the user's own code cause a warning; pruning is a hook of an installed package."""
     net, seen = Net(lambda net, x, ids: x), list[torch.Tensor]()
     net.linear.register_forward_hook(lambda module, args, output: seen.append(output))
     net.bag.register_forward_pre_hook(lambda module, args: None)

@@ -1,4 +1,4 @@
-"""A trace that remembers what calls made writes down what one does that makes every call anew."""
+"""A trace that reuses results of equal calls makes the same graph as one that runs every call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = (
 
 
 def facts(graph):
-    """All that a graph's nodes say: of tensors their shapes, strides, dtypes, and whether they need a gradient."""
+    """All information in a graph's nodes; for tensors their metadata and known values."""
 
     def shown(value):
         if isinstance(value, torch.Tensor):
@@ -45,7 +45,7 @@ def facts(graph):
 
 
 def shares(graph):
-    """Which nodes' values lie in one storage."""
+    """For each node the first nodes whose values share its storages."""
     first: dict[int, int] = {}
     found = []
     for i, node in enumerate(graph.nodes):
@@ -80,7 +80,7 @@ def test_remembered_calls_are_written_down_as_calls_made_anew(name, monkeypatch)
 
 @pytest.mark.parametrize("write", [torch.Tensor.add_, torch.Tensor.zero_, lambda x, y: x.__setitem__(0, y[0])])
 def test_writes_between_equal_calls_are_nodes(write):
-    """The same call twice, of a tensor that is known the first time and written from the inputs then."""
+    """Equal calls on a tensor that is known in the first call, and then overwritten from the inputs."""
 
     class Model(torch.nn.Module):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""Functions and modules of TorchScript in a model: looked into where they have a source, else refused."""
+"""TorchScript functions and modules in a model: traced into if they have Python source, otherwise refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def squashed(x: Tensor, by: float) -> Tensor:
 
 
 def combined(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Of a scan: `addcmul` on data-free tensors makes an empty one, which once stood in the graph instead."""
+    """Used in a scan. `addcmul` on data-free tensors gives an empty one, which the graph once contained."""
     return b[0] * a[0], torch.addcmul(b[1], b[0], a[1])
 
 
@@ -44,7 +44,7 @@ def test_a_scripted_function_is_traced_op_by_op_with_the_gradients_of_eager(name
     assert not any("prims" in str(n.target) or "empty" in str(n.target) for n in graph.graph.nodes)
     assert torch.equal(graph.gm(x), way(x))
     mine, its = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (graph.gm, way))
-    torch.testing.assert_close(mine, its)  # TorchScript has formulas of its own, which round otherwise
+    torch.testing.assert_close(mine, its)  # TorchScript's own formulas round differently
 
 
 def test_one_without_a_source_says_what_to_call() -> None:

@@ -1,4 +1,4 @@
-"""A forward that goes over a set gives the same graph in every process, whatever Python's hashes are."""
+"""A forward that iterates over a set gives the same graph in every process, whatever Python's hash seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several modules read stands before the first of them; what one module reads stays where it reads it."""
+"""Nodes of tensors that several modules read come before the first of them; others stay where they are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCKS, WIDTH = 4, 6
 
 
 class Mixing(nn.Module):
-    """A part of a block that reads what it is given, and what is its own twice."""
+    """A part of a block that reads its arguments, and its own buffer twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Blocks that are given a buffer of the model; `twice`: the model reads it before they do."""
+    """Blocks that get a buffer of the model as an argument; `twice`: the model itself reads it before."""
 
     def __init__(self, twice: bool = False) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def place(nodes: list[fx.Node], name: str) -> int:
 
 
 def first_of(nodes: list[fx.Node], path: str) -> int:
-    """Where the first node that was made in a module stands."""
+    """The index of the first node that was made in a module."""
     return next(i for i, node in enumerate(nodes) if any(path == p for p, _ in node.meta.get(SCOPE, ())))
 
 

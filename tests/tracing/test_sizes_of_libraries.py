@@ -1,4 +1,4 @@
-"""Sizes in the hands of libraries, as einops: it caches what it derives from a shape, and goes through sets."""
+"""Sizes passed to libraries such as einops, which caches what it derives from shapes, and iterates over sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autopar.tracing import trace
 
 @functools.lru_cache(maxsize=16)
 def rows_of(shape: Sequence[int]) -> int:
-    """Numbers of the graph that was traced first, where the shape is the same."""
+    """A cached function: for equal shapes it returns symbolic numbers of the graph that was traced first."""
     return shape[0] * shape[1]
 
 
@@ -38,7 +38,7 @@ def test_numbers_that_a_cache_kept_of_another_trace_are_plain_ones() -> None:
 
 
 class Ordered(nn.Module):
-    """A product and a sum of sizes, in the order in which a set of names has them."""
+    """A product and a sum of sizes in the order of `names`, as an iteration over a set has them."""
 
     def __init__(self, names: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def test_sums_and_products_are_the_same_nodes_in_every_order(names: str) -> None
     x = torch.randn(2, 3, 5, 4)
     first, other = (trace(Ordered(some), dict(x=x)) for some in ("bhw", names))
     assert fingerprint(first.graph) == fingerprint(other.graph)
-    more = torch.randn(6, 3, 5, 4)  # sizes that are read where it runs
+    more = torch.randn(6, 3, 5, 4)  # sizes read at run time
     assert torch.equal(other.gm(more), Ordered(names)(more))
 
 

@@ -1,4 +1,4 @@
-"""`as_strided` is taken where it means the same wherever a plan puts the tensor, and refused elsewhere."""
+"""`as_strided` is accepted where it means the same under every layout of the tensor, and refused elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model keeps from call to call outside of its modules has no data-free tensors behind a trace."""
+"""Caches outside of modules contain no data-free tensors after a trace."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unlimited(length: int) -> tuple[Tensor, Tensor]:
 
 
 def remembered(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
-    """A decorator of somebody's own, which keeps results in its closure."""
+    """A user's own memoising decorator, which keeps results in its closure."""
     results: dict[int, Tensor] = {}
 
     @functools.wraps(function)
@@ -53,7 +53,7 @@ memoised = remembered(made)
 
 
 class Slots:
-    """Of this nothing is known by name."""
+    """An object with `__slots__`, whose attributes are not in a dict."""
 
     __slots__ = ("kept",)
 
@@ -65,7 +65,7 @@ SLOTS = Slots()
 
 
 class Tables:
-    """A plain object that keeps one."""
+    """A plain object that caches one table."""
 
     last: Tensor | None = None
 
@@ -154,7 +154,7 @@ def test_the_model_and_the_next_trace_find_none(kind: str) -> None:
     second = trace(model, {"x": x})
     expected = model(x)
     assert not expected.is_meta
-    for traced in (first, second, trace(model, {"x": x})):  # the last one with what the model has kept
+    for traced in (first, second, trace(model, {"x": x})):  # the last trace with what the model has cached
         torch.testing.assert_close(traced.gm(x), expected)
 
 
@@ -162,7 +162,7 @@ def test_the_model_and_the_next_trace_find_none(kind: str) -> None:
     "kind", ["limited", "unlimited", "a dict", "the class's dict", "a list", "a closure", "a static method"]
 )
 def test_where_caches_are_by_rule_not_every_object_is_looked_at(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That takes the longer the more a process has made before."""
+    """Searching all objects takes longer the more a process has created."""
     model, x, asked = Net(kind), torch.randn(2, 3, 4), list[tuple[Any, ...]]()
 
     def referrers(*of: Any) -> list[Any]:
@@ -188,7 +188,7 @@ def test_nor_behind_a_trace_that_failed() -> None:
 
 
 class Chosen(nn.Module):
-    """Its way depends on data: a leaf, whose trial runs fill the cache."""
+    """Its path depends on data, so it is a leaf, whose trial runs fill the cache."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + limited(x.shape[1]) if x.sum() > 0 else x - limited(x.shape[1])
@@ -196,7 +196,7 @@ class Chosen(nn.Module):
 
 def test_nor_behind_a_leafs_trial() -> None:
     large = nn.Linear(4, 4)
-    large.spare = nn.Parameter(torch.empty(1 << 23, device="meta"))  # too large to be tried on data
+    large.spare = nn.Parameter(torch.empty(1 << 23, device="meta"))  # too large for trial runs on data
     chosen = Chosen()
     chosen.inner = large
     model, x = nn.Sequential(nn.Linear(4, 4), chosen), torch.randn(2, 3, 4)

@@ -1,4 +1,4 @@
-"""Triton kernels behind `torch.library.triton_op`: one node with their own backward; interpreted, on the CPU."""
+"""Triton kernels wrapped by `torch.library.triton_op`: one node with its own backward; interpreted on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = 16
 
 @pytest.fixture
 def scaled_sum(monkeypatch: pytest.MonkeyPatch):
-    """x * factor + y as a Triton kernel, with gradients of its own (a hundredfold, so that one sees whose they are)."""
+    """x * factor + y as a Triton kernel, with its own gradients (times 100, which shows that they are used)."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     import triton.language as tl
 

@@ -1,4 +1,4 @@
-"""`Tensor.type` by class and by name: what is traced gives what eager gives, on the device that is planned for."""
+"""`Tensor.type` by class and by name: the trace equals eager, on the device that is planned for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def made_eagerly(name: str, x: torch.Tensor) -> torch.Tensor:
-    return x.half() if name == "a name of another device" else WAYS[name](x)  # which this machine may lack
+    return x.half() if name == "a name of another device" else WAYS[name](x)  # a device that this machine may lack
 
 
 @pytest.mark.parametrize("name", WAYS)

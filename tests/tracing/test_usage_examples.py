@@ -1,4 +1,4 @@
-"""The usage examples of the tracers that this one follows, with our names and with the results beside eager's."""
+"""Usage examples of the tracers that this one follows, in our names, with results compared to eager."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Branch(nn.Module):
 
 
 def test_a_branch_on_the_dim_of_one_of_two_tensors() -> None:
-    """ColoTracer's: one argument without data, one with."""
+    """From ColoTracer: one data-free argument, and one with data."""
     two = trace(_Branch(), {"x1": torch.empty(3, 4, device="meta"), "x2": torch.ones(4, 5)})
     assert _names(two) == ["matmul"]
     three = trace(_Branch(), {"x1": torch.empty(2, 3, 5, device="meta"), "x2": torch.ones(4, 5)})
@@ -41,7 +41,7 @@ class _Flag(nn.Module):
 
 
 def test_a_flag_is_fixed_for_good() -> None:
-    """What the model would do with another value is not in the graph any more."""
+    """The graph has no trace of what the model would do with another value."""
     traced = trace(_Flag(), {"x": torch.empty(3, device="meta")}, concrete_args={"double": True})
     assert [n.name for n in traced.graph.nodes if n.op == "placeholder"] == ["x"]
     x = torch.randn(3)
@@ -97,7 +97,7 @@ def test_bert_by_three_input_names() -> None:
 
 
 class _Choosy(nn.Module):
-    """Its way depends on what it is given."""
+    """Its path depends on the value of an argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_numel_and_sizes_of_dynamic_dims() -> None:
 
 
 class _Attention(nn.Module):
-    """Ops whose kernels for tensors without data take plain sizes only."""
+    """Ops whose data-free kernels take plain sizes only."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = functional.layer_norm(torch.where(x > 0, x, 0.0), (4,)).view(x.shape[0], -1, 2, 2).transpose(1, 2)

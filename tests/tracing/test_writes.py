@@ -1,4 +1,4 @@
-"""Writes in place become pure, with the same values and gradients."""
+"""In-place writes become functional ops, with the same values and gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Writing(nn.Module):
 def written_views(m, y):
     y[1:3].t()[0] += 5
     y.view(2, 12)[:, ::2].mul_(2)
-    z = y.detach().clone()  # autograd forbids writing into one of several views
+    z = y.detach().clone()  # autograd forbids in-place writes into one of several views
     z.chunk(2, dim=1)[1].copy_(z[:, :3] * 2)
     z.unbind(0)[2].exp_()
     return y, z
@@ -111,7 +111,7 @@ def by_operators(m, y):
 def without_gradient(m, y):
     z, half, last = y * 2, y[:, :3] * 1.5, y * 3
     with torch.no_grad():
-        z.clamp_(min=0.1)  # other values, and the history that it had
+        z.clamp_(min=0.1)  # new values, with the old history
         z[1:3].mul_(z[1:3].abs()).add_(1)
         half[:, 1] = 0
         half.copy_(half.round())
@@ -217,7 +217,7 @@ def test_writes_inside_vmap_are_seen(functional):
 
 
 def test_writes_through_views_that_are_operators_are_seen():
-    """Below vmap a view is an operator: the Jacobian begins as zeros on whose diagonal ones are written."""
+    """Under vmap a view is an operator: the Jacobian starts as zeros, whose diagonal is set to ones."""
 
     class Contracting(nn.Module):
         def __init__(self):

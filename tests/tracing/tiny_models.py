@@ -1,4 +1,4 @@
-"""Small models that the tests trace, the inputs they take, and how a run of one is compared."""
+"""Small models that the tests trace, their inputs, and comparison of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIXELS = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 class Made(nn.Module):
-    """Returns what `make` makes of its input."""
+    """Returns `make` of its input."""
 
     def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Made(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual block that writes in place."""
+    """A residual block with an in-place op."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def tensors(value):
 
 
 def run(function, model, state):
-    """Outputs, gradients and buffers of one run from the same random state and buffers."""
+    """Outputs, gradients and buffers of one run, from given buffers and a fixed random state."""
     model.load_state_dict(state)
     torch.manual_seed(1)
     out = tensors(function())
@@ -104,7 +104,7 @@ def run(function, model, state):
     return out, [g for g in gradients if g is not None], [b.clone() for b in model.buffers()]
 
 
-# Assertions stand here and not in a test file: pytest rewrites those.
+# Assertions to trace are in this module, since pytest rewrites those of test modules.
 
 
 def asserts_a_tensor(x):

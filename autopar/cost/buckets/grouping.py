@@ -59,13 +59,14 @@ class Grouping:
                 if len(read) == 1:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
-        self._first_reader: dict[int, int] = {}
+        self._first_reader: dict[int, tuple[bool, int]] = {}  # by region: whether no weight is read, and the position
         self._sharing: dict[int, set[fx.Node]] = {}  # parameters that a region saves and that other regions read too
         kept: list[set[fx.Node]] = [set() for _ in rows]
         for reader in {user for node in self._home for user in node.users if user.op != "output"}:
             refs, region = memory.inputs[reader], self.region(reader)
             at = self._position[reader]
-            self._first_reader[region] = min(at, self._first_reader.get(region, at))
+            vectors = all(tensor_of(ref).dim() < 2 for ref in refs if memory.is_trainable(ref.node))
+            self._first_reader[region] = min((vectors, at), self._first_reader.get(region, (vectors, at)))
             again = memory.saved(reader)[0] if memory.train else range(len(refs))
             saved = {refs[j].node for j in again if memory.is_parameter(refs[j].node)}
             self._sharing.setdefault(region, set()).update(filter(self.shared, saved))
@@ -167,9 +168,11 @@ class Grouping:
         return self._last_reader[region]
 
     def first_reader(self, region: int) -> int:
-        """The position of a region's first op that reads a parameter: after its backward, all gradients of the region's
-        buckets exist. Where the region begins, if there is no such op."""
-        return self._first_reader.get(region, self._first[region])
+        """The position of a region's first op that reads a weight: after its backward, all gradients of the region's
+        buckets exist. Vectors and frozen parameters count only if the region reads nothing else, because in many plans
+        their gradients do not move. Where the region begins, if it reads no parameter."""
+        _, found = self._first_reader.get(region, (True, self._first[region]))
+        return found
 
     def reads(self, region: int) -> bool:
         """Whether any of a region's ops saves a parameter for backward (without a backward: reads one)."""

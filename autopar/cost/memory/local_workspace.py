@@ -5,6 +5,7 @@ runtime replaces a sharded op by code of its own (`autopar.runtime.local`), as t
   ops make a second one, that of the logarithms.
 - Causal attention with queries sharded: halves of the queries are sent between ranks, and results are joined.
 - Experts sharded: a rank has room for every route; where each expert is split, inputs and results of a route are whole.
+- Batch normalisation with statistics over several ranks: computed, with the gradient, in float32 at least.
 - Dropout: a mask has one byte per element (`masks`), where PyTorch's own mask on CPUs has the input's dtype; and the
   scaled input is a temporary.
 """
@@ -21,6 +22,7 @@ from autopar.graph import COST, target_name, tensor_inputs, tensor_of
 from autopar.strategies.strategy import Strategy
 
 _PARAMETER_OF_EXPERTS = 3  # the place, among the inputs of experts, of the first parameter with experts as dim 0
+_WIDE = torch.float32
 _NUMBERS_A_ROW = 8  # temporaries per row of logits: sums of exponentials, values and places of labels, their gradients
 
 
@@ -33,6 +35,8 @@ def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
         return _of_classes(node, strategy, mesh_shape)
     if strategy.local == "sdpa_causal" and cost.work is not None and cost.work.attention:
         return _of_halves(node, strategy, mesh_shape, backward=backward)
+    if strategy.local == "batch_norm" and tensor_of(tensor_inputs(node)[0]).element_size() < _WIDE.itemsize:
+        return _of_batch(node, strategy, mesh_shape, backward=backward)
     whole = cost.workspace_backward_bytes if backward else cost.workspace_forward_bytes
     if _has_mask(node, strategy) and not backward:
         whole = max(whole, _mask_elements(node) * tensor_of(tensor_inputs(node)[0]).element_size())
@@ -120,6 +124,14 @@ def _of_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) 
         return values
     rows = math.prod(length for dim, length in enumerate(local) if dim != _class_dim(node))
     return values + _NUMBERS_A_ROW * rows * wide.itemsize
+
+
+def _of_batch(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], *, backward: bool) -> int:
+    """Float32 copies of half-precision tensors: in forward of the input, freed when the result is made; in backward of
+    the gradient."""
+    x = tensor_of(tensor_inputs(node)[0])
+    local = strategy.inputs[0].local_shape(tuple(x.shape), mesh_shape)
+    return math.prod(local) * (_WIDE.itemsize - (0 if backward else x.element_size()))
 
 
 def _of_halves(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], *, backward: bool) -> int:

@@ -8,6 +8,7 @@ tensors, which the code around it can use. The same holds for a registered metho
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +41,10 @@ class Entered(StandIn):
         """The user's method."""
         if self.own is not None:
             return self.own
-        method: Callable[..., Any] = getattr(type(self.module), self.entry.method).__get__(self.module)
+        function = getattr(type(self.module), self.entry.method)
+        if torch.compiler.is_compiling():  # torch 2.11 does not follow `__get__`
+            return functools.partial(function, self.module)
+        method: Callable[..., Any] = function.__get__(self.module)
         return method
 
     @property

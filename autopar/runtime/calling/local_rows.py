@@ -36,8 +36,8 @@ def asked_as_own(inputs: Sequence[Any], program: Program, ranks: int) -> list[An
 def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) -> None:
     """Check a call unlike the planned one: what this rank has `passed`, and the `whole` batch that it would be rows of.
 
-    Raises InputError if some inputs are rows of the planned ones and others are whole; warns if the first call is of
-    another batch than the planned one.
+    Raises InputError if some inputs are rows of the planned ones and others are whole; warns if the first call has
+    other rows than were planned (another length alone is padding).
     """
     if programs[0].plan.inputs != "local":
         return
@@ -53,7 +53,7 @@ def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) 
             f"rows, it would be {taken[name]} in all, where the example is {planned[name]}. Pass this rank's part "
             '(autopar.local_batch), keep what has no rows as a buffer of the model, or plan with inputs="global"'
         )
-    others = [name for name, shape in planned.items() if taken[name] != shape]
+    others = [name for name, shape in planned.items() if taken[name][:1] != shape[:1]]
     if others and torch.is_grad_enabled() and not any(program.checked for program in programs):
         name = others[0]
         warn(

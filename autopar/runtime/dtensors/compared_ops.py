@@ -37,6 +37,7 @@ def compared(op_call: OpOverload[..., object], args: tuple[Any, ...], kwargs: di
 
 
 def _part(tensor: torch.Tensor, mesh: DeviceMesh, to: tuple[Placement, ...]) -> torch.Tensor:
+    tensor = tensor.detach()  # torch 2.11 moves nothing in here that needs a gradient
     if isinstance(tensor, DTensor) and tensor.device_mesh != mesh:
         tensor = tensor.full_tensor()
     if not isinstance(tensor, DTensor):

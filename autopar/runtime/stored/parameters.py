@@ -264,8 +264,8 @@ def _registered(model: nn.Module, name: str) -> nn.Parameter:
     if not isinstance(holder[attribute], nn.Parameter):
         raise InputError(
             f"a plain tensor stands in for the parameter '{name}', as torch.func.functional_call has it, in a kind of "
-            "call that was not planned yet: give it tensors that require gradients where the parameters do, or call "
-            "a model without a plan"
+            "call that was not planned yet: make one such call of the model itself first, give functional_call tensors "
+            "that require gradients where the parameters do, or call a model without a plan"
         )
     return holder[attribute]
 

@@ -46,7 +46,8 @@ def export_full_state(
     Files are first written under temporary names, and renamed when all are complete, the index last. Returns their
     paths.
 
-    Raises InputError, on every rank, for a model on the meta device, or if files cannot be written.
+    Raises InputError, on every rank, for a model on the meta device or with complex128 tensors, or if files cannot be
+    written.
     """
     folder, stem = _place(Path(path))
     planned = getattr(model, ATTRIBUTE, None)
@@ -125,6 +126,11 @@ def _files(
     for name, tensor in stored_tensors(model).items():
         if name in dropped:
             continue
+        if tensor.is_complex() and tensor.dtype != torch.complex64:
+            raise InputError(
+                f"'{name}' has the dtype {tensor.dtype}, which safetensors does not have: keep the weights with "
+                "save_checkpoint instead, or build the model with complex64"
+            )
         size_bytes = tensor.numel() * _cast(tensor, dtype).itemsize
         if groups[-1] and filled_bytes + size_bytes > largest_bytes:
             groups.append({})

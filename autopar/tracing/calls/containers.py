@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from autopar.tracing.contents.known import Known
 from autopar.tracing.contents.unknown import UnknownNumber
 from autopar.tracing.errors import ArgumentError
-from autopar.tracing.picked.picked import Picked
+from autopar.tracing.picked.picked_rows import PickedRows
 
 WITHOUT_CACHES = "training has no use for caches, set model.config.use_cache = False"
 
@@ -40,7 +40,7 @@ def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
 
 def _holds_tensors(leaf: Any) -> bool:
     """Whether items or attributes of a leaf are tensors, dataclasses with tensors, or containers of these."""
-    if isinstance(leaf, (torch.Tensor, Known, Picked, UnknownNumber, type)) or type(leaf).__module__ == "builtins":
+    if isinstance(leaf, (torch.Tensor, Known, PickedRows, UnknownNumber, type)) or type(leaf).__module__ == "builtins":
         return False
     held: list[Any] = []
     if isinstance(leaf, Mapping):

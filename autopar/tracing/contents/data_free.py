@@ -65,7 +65,8 @@ def _like_its_first(function: Function) -> Function:
     return made
 
 
-_LIKE_THEIR_FIRST = ("_sample_dirichlet", "_dirichlet_grad")  # called by `torch.distributions.Dirichlet` and `Beta`
+# Called by `torch.distributions.Dirichlet` and `Beta`, and by `Gamma`; torch 2.11 has none of these meta kernels.
+_LIKE_THEIR_FIRST = ("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma", "_standard_gamma_grad")
 _kernels = torch.library.Library("aten", "IMPL")  # kernels stay registered while this object lives
 for _name in _LIKE_THEIR_FIRST:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):

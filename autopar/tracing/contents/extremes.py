@@ -13,7 +13,7 @@ import torch
 from autopar.tracing.contents.unknown import UnknownBool, UnknownNumber, has_unknown
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.picked import made as picked_made
-from autopar.tracing.picked.picked import Picked
+from autopar.tracing.picked.picked_rows import PickedRows
 
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
@@ -38,7 +38,7 @@ def extremes_computed(recorder: Recorder) -> Iterator[None]:
     length = builtins.len
 
     def how_many(value: Any) -> Any:
-        return value.pick.number if type(value) is Picked and not value.at else length(value)
+        return value.row_mask.number if type(value) is PickedRows and not value.row_dim else length(value)
 
     with contextlib.ExitStack() as stack:
 
@@ -48,7 +48,7 @@ def extremes_computed(recorder: Recorder) -> Iterator[None]:
                 sized = {maker.__name__: _as_long(recorder, maker) for maker in makers}
                 stack.enter_context(attributes_set(owner, **sized))
 
-        recorder.picks.begin = begin
+        recorder.trace_masks.on_first_mask = begin
         chosen = {name: _choosing(recorder, original) for name, original in _WAYS.items()}
         stack.enter_context(attributes_set(builtins, **chosen))
         yield
@@ -60,7 +60,7 @@ def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         if recorder.is_recording() and has_unknown((args, kwargs.get("size"))):
-            made = picked_made.call(recorder.picks, original, args, kwargs)
+            made = picked_made.create_as_many_rows(recorder.trace_masks, original, args, kwargs)
             if made is not NotImplemented:
                 return made
         return original(*args, **kwargs)

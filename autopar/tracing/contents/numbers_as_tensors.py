@@ -38,7 +38,7 @@ def of_tensors(
         own = torch.get_default_dtype() if args[0].kind is float else DTYPES[args[0].kind]
         with recorder.on():
             return args[0].tensor.to(kwargs.get("dtype") or own, copy=True)
-    if (rows := picked_made.call(recorder.picks, func, args, kwargs)) is not NotImplemented:
+    if (rows := picked_made.create_as_many_rows(recorder.trace_masks, func, args, kwargs)) is not NotImplemented:
         return rows
     if func in _FULL:
         return _filled(recorder, func, args, kwargs)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from autopar.tracing.contents import masked
 from autopar.tracing.contents.asking import ask
 from autopar.tracing.leaves.custom_ops import outputs_of_operator
-from autopar.tracing.picked.picks import SELECTING
+from autopar.tracing.picked.trace_masks import SELECTING
 from autopar.tracing.targets import methods
 from autopar.tracing.values import data_free_like
 
@@ -65,7 +65,7 @@ def run_without_kernel(
     tried = None if seen.unknown else outputs_of_operator(func, seen.data_free(args), seen.data_free(kwargs))
     if tried is not None:
         return tried, None
-    selected = None if seen.unknown else recorder.picks.selection(func, args, kwargs)
+    selected = None if seen.unknown else recorder.trace_masks.selection(func, args, kwargs)
     if selected is not None:
         return selected, None
     name = getattr(func, "__name__", repr(func))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ _MARKS = {
 }
 _SKIPS = (5, 17)  # the first version of transformers whose implementations skip routes to no expert, also in gradients
 _COPYING = "batched_mm_experts_forward"  # an implementation of transformers
+_OF_MODULES = frozenset(nn.Module().__dict__)
 _NAMES = ("gate_up_proj", "gate_up_proj_bias", "up_proj", "up_proj_bias", "down_proj", "down_proj_bias")
 
 
@@ -48,7 +49,8 @@ class Experts:
         self.__name__ = self.__qualname__ = "experts"
         self.module, self.forward, self.names = module, forward, names
         self.options = {mark: bool(getattr(module, mark, otherwise)) for mark, otherwise in _MARKS.items()}
-        self._plain = _plain_class(type(module))
+        self._plain, own = _plain_class(type(module)), [name for name in module.__dict__ if name not in _OF_MODULES]
+        self._held = (*own, "training", *module._modules, *module._buffers)
 
     def __call__(
         self, hidden: Tensor, index: Tensor, weights: Tensor, *given: Tensor, held: int | None = None
@@ -67,7 +69,7 @@ class Experts:
     def _twin(self, parameters: Mapping[str, Tensor]) -> Any:
         """A copy of the module with these parameters."""
         if torch.compiler.is_compiling():
-            return self._plain(self.module, parameters)
+            return self._plain(self.module, self._held, parameters)
         twin = copy.copy(self.module)
         twin.__dict__["_parameters"] = dict(parameters)
         return twin
@@ -103,12 +105,14 @@ class Experts:
 
 
 def _plain_class(module_class: type[nn.Module]) -> type:
-    """A class with a module class's methods that is no nn.Module, of which torch.compile supports no copies."""
+    """A class with a module class's methods that is no nn.Module: torch.compile supports no copies of modules, and
+    that of torch 2.11 does not support listing their attributes."""
 
-    def __init__(self: Any, module: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-        for held in (module.__dict__, module._modules, module._buffers, parameters):
-            for name, value in held.items():
-                setattr(self, name, value)
+    def __init__(self: Any, module: nn.Module, held: Sequence[str], parameters: Mapping[str, Tensor]) -> None:
+        for name in held:
+            setattr(self, name, getattr(module, name))
+        for name, value in parameters.items():
+            setattr(self, name, value)
 
     own = [each for each in reversed(module_class.__mro__) if each not in nn.Module.__mro__]
     methods = {name: value for each in own for name, value in vars(each).items() if not name.startswith("__")}

@@ -25,20 +25,21 @@ from autopar.tracing.model_state.near_caches import DEPTH, DICTS, LINK, NO_OBJEC
 _LIBRARIES = {"einops.einops"}  # Python modules with lru_caches keyed by sizes
 _MANY = 512  # tensors: more are not searched for; they are a failed trace's, held by its frames
 _ABSENT = object()
-Left = list[tuple["weakref.ref[torch.Tensor]", str]]  # with the place ("file:line") that made it, if known
+# Each with the place ("file:line") that made the tensor, if known.
+WeakTensorRefs = list[tuple["weakref.ref[torch.Tensor]", str]]
 
 
-def forget(left: Left, model: nn.Module) -> None:
+def forget(remaining: WeakTensorRefs, model: nn.Module) -> None:
     """Remove tensors that a trace made, and that are still referenced, from caches, dicts and lists.
 
     First the likely places are searched. If any tensors are left, `gc.get_referrers` is used, which has to visit every
     object of the process.
     """
-    there = _by_identity(left)
+    there = _by_identity(remaining)
     if 0 < len(there) <= _MANY:
         take_out(there.keys(), {place.rpartition(":")[0] for place in there.values()}, model)
-    found: list[Any] = [tensor for one, _ in left if (tensor := one()) is not None]
-    left.clear()
+    found: list[Any] = [tensor for one, _ in remaining if (tensor := one()) is not None]
+    remaining.clear()
     for _ in range(DEPTH):
         if not found or len(found) > _MANY:
             return
@@ -60,9 +61,9 @@ def forget(left: Left, model: nn.Module) -> None:
         found = around
 
 
-def _by_identity(left: Left) -> dict[int, str]:
+def _by_identity(remaining: WeakTensorRefs) -> dict[int, str]:
     """By id: the places that made the tensors which still exist. Nothing here keeps a reference to them."""
-    return {id(tensor): place for one, place in left if (tensor := one()) is not None}
+    return {id(tensor): place for one, place in remaining if (tensor := one()) is not None}
 
 
 @contextlib.contextmanager

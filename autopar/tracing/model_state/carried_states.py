@@ -64,7 +64,7 @@ def _set_again(inputs: Inputs, traced: Traced, once: Run) -> dict[State, bool | 
 
 
 def mark_states(graph: fx.Graph, outputs: Mapping[int, tuple[str, str]]) -> None:
-    """Note at each input that is a state which output is its next value. `outputs`: from `Left.outputs`."""
+    """Note at each input that is a state which output is its next value: `outputs`, of `ChangedAttributes.outputs`."""
     next_of = {name: place for place, (_, name) in outputs.items()}
     for node in graph.find_nodes(op="placeholder"):
         if STATE in node.meta:

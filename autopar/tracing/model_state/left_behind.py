@@ -26,7 +26,7 @@ from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.model_state.left_values import PLAIN, Look, holds_data, parts_of, tensors_in, writes_into
 from autopar.tracing.model_state.near_caches import tensors_kept
 from autopar.tracing.model_state.own_containers import OF_TORCH
-from autopar.tracing.picked.picked import any_in as any_picked
+from autopar.tracing.picked.picked_rows import has_picked_rows
 
 if TYPE_CHECKING:
     from autopar.tracing.model_state.plain_reads import PlainReads
@@ -53,8 +53,8 @@ class Kept(NamedTuple):
     value: Any
 
 
-class Left(NamedTuple):
-    """What forward has left in attributes.
+class ChangedAttributes(NamedTuple):
+    """The attributes that forward has changed.
 
     `set`: those that calls set. `states`: further states, which have to become inputs. `may`: attributes made from
     constants, which are tables if a second call does not set them again; if it does, states (True) or lost (False).
@@ -158,21 +158,21 @@ class LeftBehind:
         leaves = (one.module for one in self._before if policy.is_leaf(one.module, one.path))
         return any(module is inner for leaf in leaves for inner in leaf.modules())
 
-    def attributes(self, recorder: Recorder, reads: PlainReads, leaves: Iterable[nn.Module] = ()) -> Left:
+    def attributes(self, recorder: Recorder, reads: PlainReads, leaves: Iterable[nn.Module] = ()) -> ChangedAttributes:
         """Sort the attributes that forward has changed: set by calls of the graph, states, or lost.
 
         Set: values with tensors computed from this call's inputs or parameters, as a loss that the loop reads, or an
         attention map. If forward has read the old value before, the next call continues from it: a state. So is a
         tensor that replaces one of the same shape and dtype. A tensor made from constants that replaces none, or one of
-        another shape or dtype, may be a mask or table that is kept, or a count (`Left.may`). Changed numbers are lost,
-        unless a second call leaves them as they are (the length of a table).
+        another shape or dtype, may be a mask or table that is kept, or a count (`ChangedAttributes.may`). Changed
+        numbers are lost, unless a second call leaves them as they are (the length of a table).
 
         Attributes of `leaves`, whose own code runs at each call, are lost if the traced code sets them. For modules of
         installed packages, attributes become states only if they hold data of the call: the others follow from the
         call's shapes (a window that fits the image). Values made only from constants and buffers that are not read
         before, as a mask or a table, are not set either: they are the same in each call.
         """
-        found = Left(self._of_states(), [], {}, {}, ())
+        found = ChangedAttributes(self._of_states(), [], {}, {}, ())
         lost = list[str]()
         as_they_are = {id(module) for leaf in leaves for module in leaf.modules()}
         for one in self._before:
@@ -193,7 +193,7 @@ class LeftBehind:
                     continue
                 is_set = new is not old and (name in vars(one.module) or self._is_bound(one, name, old, new))
                 is_read = is_set and reads.began_with(one.path, name, old)
-                if (is_read and has_unknown(new)) or any_picked(new):  # a number carried over, or picked rows
+                if (is_read and has_unknown(new)) or has_picked_rows(new):  # a number carried over, or picked rows
                     lost.append(f"{one.path}.{name}" if one.path else name)
                     continue
                 if is_set and not of_data and isinstance(new, _MADE):

@@ -65,7 +65,7 @@ class PlainReads:
 
         def read(module: nn.Module, name: str) -> Any:
             value = before(module, name)
-            if name not in _MODULES_OWN and (path := modules.get(id(module))) is not None:
+            if name not in _MODULES_OWN and (path := modules.get(id(module))) is not None and name[:2] != "__":
                 first.setdefault((path, (name,)), id(value))
                 note(value, path, (name,))
             return value

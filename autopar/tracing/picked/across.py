@@ -14,10 +14,19 @@ from torch.utils import _pytree as pytree
 
 from autopar.tracing.picked import products
 from autopar.tracing.picked.harmless import IN_PLACE
-from autopar.tracing.picked.picked import EACH, FILLED, HARMLESS, Pick, Picked, all_in, filled, is_plain
-from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.picked_rows import (
+    ALL_DIMS,
+    FILLED,
+    HARMLESS,
+    PickedRows,
+    RowMask,
+    filled,
+    is_plain,
+    picked_rows_in,
+)
 from autopar.tracing.picked.rows import ALONG, is_elementwise, run
 from autopar.tracing.picked.sums import LOSSES
+from autopar.tracing.picked.trace_masks import TraceMasks
 from autopar.tracing.picked.views import all_in_a_row
 from autopar.tracing.picked.writes import changed
 from autopar.tracing.pointwise import plain_name
@@ -30,17 +39,17 @@ _OF_THE_LAST = ("linear", "matmul", "layer_norm", "rms_norm", "one_hot")  # ops 
 _OF_CLASSES = ("cross_entropy", "nll_loss", "multi_margin_loss", "cosine_embedding_loss")
 
 
-def picked(picks: Picks, values: Tensor, parts: tuple[Any, ...], place: int) -> Picked | None:
+def picked_by_index(trace_masks: TraceMasks, values: Tensor, parts: tuple[Any, ...], place: int) -> PickedRows | None:
     """What an index of slices, numbers and one mask picks, the mask applied last; None if it does not fit `values`."""
     found = located(values, parts, place)
     if found is None:
         return None
-    at, basic = found
-    pick = picks.of(parts[place])
+    row_dim, basic = found
+    row_mask = trace_masks.of(parts[place])
     if basic is not None:
-        with picks.recorder.on():
+        with trace_masks.recorder.on():
             values = values[basic]
-    return pick.of(values) if not at else picked_at(pick, values, at)
+    return row_mask.rows_of(values) if not row_dim else picked_along(row_mask, values, row_dim)
 
 
 def located(values: Tensor, parts: tuple[Any, ...], place: int) -> tuple[int, tuple[Any, ...] | None] | None:
@@ -57,127 +66,133 @@ def located(values: Tensor, parts: tuple[Any, ...], place: int) -> tuple[int, tu
     start = sum(one is not None for one in before)
     if values.shape[start : start + mask.ndim] != mask.shape:
         return None
-    at = sum(one is None or isinstance(one, slice) for one in before)
+    row_dim = sum(one is None or isinstance(one, slice) for one in before)
     are_whole = all(isinstance(one, slice) and one == _WHOLE for one in (*before, *parts[place + 1 :]))
-    return at, None if are_whole else (*before, *[_WHOLE] * mask.ndim, *parts[place + 1 :])
+    return row_dim, None if are_whole else (*before, *[_WHOLE] * mask.ndim, *parts[place + 1 :])
 
 
-def picked_at(pick: Pick, values: Tensor, at: int) -> Picked:
-    """What is picked of a tensor whose dims from `at` on are those of the mask."""
-    with pick.recorder.on():
+def picked_along(row_mask: RowMask, values: Tensor, row_dim: int) -> PickedRows:
+    """What is picked of a tensor whose dims from `row_dim` on are those of the mask."""
+    with row_mask.recorder.on():
         number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
-        kept = filled(values, pick.others, number, at).flatten(at, at + pick.mask.ndim - 1)
-    return lying(Picked(pick, kept, holds=FILLED), at)
+        kept = filled(values, row_mask.complement, number, row_dim).flatten(row_dim, row_dim + row_mask.mask.ndim - 1)
+    return with_row_dim(PickedRows(row_mask, kept, unpicked_hold=FILLED), row_dim)
 
 
-def lying(rows: Any, at: int) -> Any:
-    """The same rows (or all rows in a structure), marked as lying along dim `at`."""
-    for one in all_in(rows):
-        one.at = at
+def with_row_dim(rows: Any, row_dim: int) -> Any:
+    """The same rows (or all rows in a structure), marked as lying along dim `row_dim`."""
+    for one in picked_rows_in(rows):
+        one.row_dim = row_dim
     return rows
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_along_other_dim(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result, NotImplemented for rows along the first dim, or UnknownDataError for what is not supported."""
-    met = all_in((args, kwargs))
+    met = picked_rows_in((args, kwargs))
     name = plain_name(func)
     first = met[0]
     if len(met) == 1 and args and first is args[0] and (order := _order(func, name, first, args[1:], kwargs)):
-        with picks.recorder.on():
+        with trace_masks.recorder.on():
             turned = first.values.permute(order)
-        return lying(Picked(first.pick, turned, first.places, first.holds), order.index(first.at))
-    for way in (products.joined, products.stacked, products.call):
-        made = way(picks, func, args, kwargs)
+        return with_row_dim(
+            PickedRows(first.row_mask, turned, first.indices_of, first.unpicked_hold), order.index(first.row_dim)
+        )
+    for record in (products.record_concatenation, products.record_stack, products.record_product):
+        made = record(trace_masks, func, args, kwargs)
         if made is not NotImplemented:
             return made
-    if not any(one.at for one in met) or (func is Tensor.__setitem__ and first is not args[0]):
+    if not any(one.row_dim for one in met) or (func is Tensor.__setitem__ and first is not args[0]):
         return NotImplemented
     made = NotImplemented
-    alike = all(one.pick is first.pick and _reach(one) == _reach(first) for one in met)
+    alike = all(one.row_mask is first.row_mask and _reach(one) == _reach(first) for one in met)
     if args and args[0] is first and (func.__name__ in IN_PLACE or writes_its_first(func)):
         alike = alike and all(one.values.ndim <= first.values.ndim for one in met)
-        made = changed(picks, func, args, kwargs) if alike and _fit(met, args, kwargs) else NotImplemented
+        made = changed(trace_masks, func, args, kwargs) if alike and _fit(met, args, kwargs) else NotImplemented
     elif alike and not writes_its_first(func):
-        made = _told(picks, func, name, first, args, kwargs)
+        made = _told(trace_masks, func, name, first, args, kwargs)
     if made is NotImplemented:
         raise first.unknown(name)
     return made
 
 
-def _told(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs: Any) -> Any:
-    """The result of a call with rows of one pick along dim `at`; NotImplemented where it is not supported."""
-    at, values, met = first.at, first.values, all_in((args, kwargs))
+def _told(trace_masks: TraceMasks, func: Any, name: str, first: PickedRows, args: Any, kwargs: Any) -> Any:
+    """The result of a call with rows of one mask along dim `row_dim`; NotImplemented where it is not supported."""
+    row_dim, values, met = first.row_dim, first.values, picked_rows_in((args, kwargs))
     if name == "size" and len(args) + len(kwargs) <= 2:
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         return first.shape if dim is None else first.shape[dim]
     if name in ("numel", "nelement"):
-        return first.pick.number * (values.numel() // values.shape[at])
+        return first.row_mask.number * (values.numel() // values.shape[row_dim])
     if is_elementwise(name, args, kwargs):
         if not _fit(met, args, kwargs):
             return NotImplemented
-        return lying(run(picks, first.pick, func, args, kwargs), max(one.at for one in met))
+        return with_row_dim(run(trace_masks, first.row_mask, func, args, kwargs), max(one.row_dim for one in met))
     if func in LOSSES and name not in _OF_CLASSES:
         plain = [one for one in pytree.tree_leaves((args, kwargs)) if is_plain(one) and one.ndim]
         if plain or any(one.values.ndim != values.ndim for one in met):
             return NotImplemented
-        return _back(picks.call(func, *_turned((args, kwargs))), at)
+        return _back(trace_masks.record_call(func, *_turned((args, kwargs))), row_dim)
     if len(met) > 1 or not args or first is not args[0]:
         return NotImplemented
-    if name in _OF_THE_LAST and at < values.ndim - (name != "one_hot"):
-        return _back(picks.call(func, (first_rows(first), *args[1:]), kwargs), at)
+    if name in _OF_THE_LAST and row_dim < values.ndim - (name != "one_hot"):
+        return _back(trace_masks.record_call(func, (first_rows(first), *args[1:]), kwargs), row_dim)
     if name == "getitem":
-        return _indexed(picks, first, args[1])
+        return _indexed(trace_masks, first, args[1])
     if name in ("view", "reshape", "flatten"):
-        return _in_a_row(picks, name, first, args[1:], kwargs)
+        return _in_a_row(trace_masks, name, first, args[1:], kwargs)
     if name in ALONG:
-        return _along(picks, func, name, first, args, kwargs)
+        return _along(trace_masks, func, name, first, args, kwargs)
     return NotImplemented
 
 
-def first_rows(one: Picked) -> Picked:
+def first_rows(one: PickedRows) -> PickedRows:
     """The same rows, moved to the first dim."""
-    with one.pick.recorder.on():
-        return Picked(one.pick, one.values.movedim(one.at, 0), one.places, one.holds) if one.at else one
+    with one.row_mask.recorder.on():
+        return (
+            PickedRows(one.row_mask, one.values.movedim(one.row_dim, 0), one.indices_of, one.unpicked_hold)
+            if one.row_dim
+            else one
+        )
 
 
 def _turned(value: Any) -> Any:
-    return pytree.tree_map_only(Picked, first_rows, value)
+    return pytree.tree_map_only(PickedRows, first_rows, value)
 
 
-def _back(value: Any, at: int) -> Any:
-    """Rows along the first dim, moved back to dim `at`."""
-    for one in all_in(value) if at else []:
-        with one.pick.recorder.on():
-            moved = one.values.movedim(0, at)
-        one.__init__(one.pick, moved, one.places, one.holds)  # type: ignore[misc]
-    return lying(value, at)
+def _back(value: Any, row_dim: int) -> Any:
+    """Rows along the first dim, moved back to dim `row_dim`."""
+    for one in picked_rows_in(value) if row_dim else []:
+        with one.row_mask.recorder.on():
+            moved = one.values.movedim(0, row_dim)
+        one.__init__(one.row_mask, moved, one.indices_of, one.unpicked_hold)  # type: ignore[misc]
+    return with_row_dim(value, row_dim)
 
 
-def _along(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs: Any) -> Any:
+def _along(trace_masks: TraceMasks, func: Any, name: str, first: PickedRows, args: Any, kwargs: Any) -> Any:
     """An op along named dims, or over all."""
-    at, rank = first.at, first.values.ndim
+    row_dim, rank = first.row_dim, first.values.ndim
     place, default = ALONG[name]
     along = args[place] if len(args) > place else kwargs.get("dim", default)
     dims = along if isinstance(along, (tuple, list)) else (along,)
     if along is None:
-        return picks.call(func, (first_rows(first), *args[1:]), kwargs)
+        return trace_masks.record_call(func, (first_rows(first), *args[1:]), kwargs)
     if name == "unsqueeze" or not all(type(dim) is int and -rank <= dim < rank for dim in dims):
         return NotImplemented
     behind = args[place + 1] if len(args) > place + 1 and name not in ("select", "narrow") else False
     keeps = kwargs.get("keepdim", behind)
     dims = [dim % rank for dim in dims]
-    if at in dims and keeps is not False:
+    if row_dim in dims and keeps is not False:
         return NotImplemented
-    now = [0 if dim == at else dim + 1 if dim < at else dim for dim in dims]
+    now = [0 if dim == row_dim else dim + 1 if dim < row_dim else dim for dim in dims]
     named = now if isinstance(along, (tuple, list)) else now[0]
     given = (first_rows(first), *args[1:place], named, *args[place + 1 :])
-    made = picks.call(func, given, {key: value for key, value in kwargs.items() if key != "dim"})
-    left = all_in(made)
-    removed = sum(dim < at for dim in dims) if left and left[0].values.ndim < rank else 0
-    return _back(made, at - removed)
+    made = trace_masks.record_call(func, given, {key: value for key, value in kwargs.items() if key != "dim"})
+    left = picked_rows_in(made)
+    removed = sum(dim < row_dim for dim in dims) if left and left[0].values.ndim < rank else 0
+    return _back(made, row_dim - removed)
 
 
-def _order(func: Any, name: str, first: Picked, rest: Any, kwargs: Any) -> list[int] | None:
+def _order(func: Any, name: str, first: PickedRows, rest: Any, kwargs: Any) -> list[int] | None:
     """The order of dims that a transposing call gives; None for other calls, and if the rows stay in front."""
     rank = first.values.ndim
     order = list(range(rank))
@@ -196,33 +211,33 @@ def _order(func: Any, name: str, first: Picked, rest: Any, kwargs: Any) -> list[
     else:
         a, b = (d % rank for d in rest)
         order[a], order[b] = order[b], order[a]
-    return order if len(order) == rank and (first.at or order.index(0)) else None
+    return order if len(order) == rank and (first.row_dim or order.index(0)) else None
 
 
-def _reach(one: Picked) -> int:
+def _reach(one: PickedRows) -> int:
     """The number of dims from that of the rows to the last, both included."""
-    return one.values.ndim - one.at
+    return one.values.ndim - one.row_dim
 
 
-def _fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
+def _fit(met: list[PickedRows], args: Any, kwargs: Any) -> bool:
     """Whether operands broadcast with all rows as with the picked ones, with the row dim counted from the end."""
     rank, reach = max(one.values.ndim for one in met), _reach(met[0])
     others = [one for one in pytree.tree_leaves((args, kwargs)) if is_plain(one)]
     return all(one.ndim <= rank and (one.ndim < reach or one.shape[-reach] == 1) for one in others)
 
 
-def _indexed(picks: Picks, first: Picked, index: Any) -> Any:
+def _indexed(trace_masks: TraceMasks, first: PickedRows, index: Any) -> Any:
     """A part of each row: `edge_index[0]`."""
     parts = index if isinstance(index, tuple) else (index,)
-    masks = [one for one in parts if isinstance(one, Picked)]
+    masks = [one for one in parts if isinstance(one, PickedRows)]
     if masks:
         again = masks[0].values
-        is_last = len(parts) == first.at + 1 and parts[-1] is masks[0] and all(one == _WHOLE for one in parts[:-1])
+        is_last = len(parts) == first.row_dim + 1 and parts[-1] is masks[0] and all(one == _WHOLE for one in parts[:-1])
         if not is_last or again.dtype != torch.bool or again.ndim != 1:
             return NotImplemented
-        with picks.recorder.on():
-            both = first.pick.rows & again
-        return picked_at(picks.of(both), first.values, first.at)
+        with trace_masks.recorder.on():
+            both = first.row_mask.flat_mask & again
+        return picked_along(trace_masks.of(both), first.values, first.row_dim)
     if not all(one is None or one is Ellipsis or isinstance(one, (slice, int)) for one in parts):
         return NotImplemented
     gap = first.values.ndim - sum(one is not None and one is not Ellipsis for one in parts)
@@ -230,24 +245,24 @@ def _indexed(picks: Picks, first: Picked, index: Any) -> Any:
     for one in (*parts, Ellipsis) if not any(one is Ellipsis for one in parts) else parts:
         spread += [_WHOLE] * gap if one is Ellipsis else [one]
     own = [place for place, one in enumerate(spread) if one is not None]
-    if gap < 0 or len(own) != first.values.ndim or spread[own[first.at]] != _WHOLE:
+    if gap < 0 or len(own) != first.values.ndim or spread[own[first.row_dim]] != _WHOLE:
         return NotImplemented
-    at = sum(one is None or isinstance(one, slice) for one in spread[: own[first.at]])
-    made = run(picks, first.pick, Tensor.__getitem__, (first, tuple(spread)), {})
-    if first.places == EACH and len(spread) == 2 and isinstance(spread[0], int):
-        made.places = spread[0] % len(first.values)
-    return lying(made, at)
+    row_dim = sum(one is None or isinstance(one, slice) for one in spread[: own[first.row_dim]])
+    made = run(trace_masks, first.row_mask, Tensor.__getitem__, (first, tuple(spread)), {})
+    if first.indices_of == ALL_DIMS and len(spread) == 2 and isinstance(spread[0], int):
+        made.indices_of = spread[0] % len(first.values)
+    return with_row_dim(made, row_dim)
 
 
-def _in_a_row(picks: Picks, name: str, first: Picked, rest: Any, kwargs: Any) -> Any:
+def _in_a_row(trace_masks: TraceMasks, name: str, first: PickedRows, rest: Any, kwargs: Any) -> Any:
     """Flattened dims up to that of the rows, `x[:, mask].flatten(0, 1)`: rows of all leading indices in sequence."""
-    at, sizes = first.at, first.values.shape
-    behind = list(sizes[at + 1 :])
+    row_dim, sizes = first.row_dim, first.values.shape
+    behind = list(sizes[row_dim + 1 :])
     if name == "flatten":
         given = dict(zip(("start_dim", "end_dim"), rest, strict=False)) | kwargs
-        if given.get("start_dim", 0) != 0 or given.get("end_dim", -1) % len(sizes) not in (at, len(sizes) - 1):
+        if given.get("start_dim", 0) != 0 or given.get("end_dim", -1) % len(sizes) not in (row_dim, len(sizes) - 1):
             return NotImplemented
-        wanted = behind if given.get("end_dim", -1) % len(sizes) == at else []
+        wanted = behind if given.get("end_dim", -1) % len(sizes) == row_dim else []
     else:
         asked = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else list(rest)
         if kwargs or not asked or not all(type(one) is int or isinstance(one, int) for one in asked) or asked[0] != -1:
@@ -255,4 +270,4 @@ def _in_a_row(picks: Picks, name: str, first: Picked, rest: Any, kwargs: Any) ->
         wanted = asked[1:]
     if wanted and math.prod(wanted) != math.prod(behind):
         return NotImplemented
-    return all_in_a_row(picks, first, wanted, whole=not wanted)
+    return all_in_a_row(trace_masks, first, wanted, whole=not wanted)

@@ -11,21 +11,23 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autopar.tracing.picked.picked import Pick, Picked, all_in, is_plain
-from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.picked_rows import PickedRows, RowMask, is_plain, picked_rows_in
 from autopar.tracing.picked.rows import is_elementwise
 from autopar.tracing.picked.sums import LOSSES, OF_ROWS
+from autopar.tracing.picked.trace_masks import TraceMasks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
 _BROADCAST = ("weight", "pos_weight")  # arguments of losses that broadcast over rows
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pair_with_whole_tensors(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call with such tensors replaced by picked rows; NotImplemented if there are none."""
-    met, name = all_in((args, kwargs)), plain_name(func)
-    pick, rank = met[0].pick, max(one.values.ndim for one in met)
-    if any(one.pick is not pick or one.at for one in met) or not (func in LOSSES or is_elementwise(name, args, kwargs)):
+    met, name = picked_rows_in((args, kwargs)), plain_name(func)
+    row_mask, rank = met[0].row_mask, max(one.values.ndim for one in met)
+    if any(one.row_mask is not row_mask or one.row_dim for one in met) or not (
+        func in LOSSES or is_elementwise(name, args, kwargs)
+    ):
         return NotImplemented
     least = 1 if func in OF_ROWS else rank
 
@@ -38,14 +40,16 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return NotImplemented
     if not any(is_as_many(one) for one in pytree.tree_leaves((args, others))):
         return NotImplemented
-    args, others = pytree.tree_map(lambda one: _rows(picks, pick, one) if is_as_many(one) else one, (args, others))
-    return picks.call(func, args, {**others, **fixed})
+    args, others = pytree.tree_map(
+        lambda one: _rows(trace_masks, row_mask, one) if is_as_many(one) else one, (args, others)
+    )
+    return trace_masks.record_call(func, args, {**others, **fixed})
 
 
-def _rows(picks: Picks, pick: Pick, values: Tensor) -> Picked:
+def _rows(trace_masks: TraceMasks, row_mask: RowMask, values: Tensor) -> PickedRows:
     """The rows of a whole tensor, each placed at the row that it belongs to."""
     count = values.shape[0]
-    with picks.recorder.on():
-        place = (pick.rows.cumsum(0) - 1).masked_fill(pick.other_rows, 0)
-        place = torch.where(pick.count == count, place, count)
-        return Picked(pick, values[place])
+    with trace_masks.recorder.on():
+        place = (row_mask.flat_mask.cumsum(0) - 1).masked_fill(row_mask.flat_complement, 0)
+        place = torch.where(row_mask.count == count, place, count)
+        return PickedRows(row_mask, values[place])

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 
 from autopar.tracing.contents.deciding import known_or_leaf
-from autopar.tracing.picked.picked import Picked
-from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.picked_rows import PickedRows
+from autopar.tracing.picked.trace_masks import TraceMasks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_view_by_sample(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The picked rows of each sample as a tensor; NotImplemented for any other call."""
     rows = args[0] if args else None
-    if plain_name(func) not in ("view", "reshape") or kwargs or not isinstance(rows, Picked) or rows.at:
+    if plain_name(func) not in ("view", "reshape") or kwargs or not isinstance(rows, PickedRows) or rows.row_dim:
         return NotImplemented
     asked = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
-    mask, inner = rows.pick.mask, rows.values.shape[1:]
+    mask, inner = rows.row_mask.mask, rows.values.shape[1:]
     if mask.ndim < 2 or len(asked) < 2 or not all(isinstance(one, int) for one in asked):
         return NotImplemented
     samples, each, rest = asked[0], asked[1], list(asked[2:])
@@ -34,12 +34,12 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if samples not in (-1, mask.shape[0]) or (samples == each == -1) or math.prod(rest) != math.prod(inner):
         return NotImplemented
     if each == -1:
-        otherwise = known_or_leaf([rows.pick.node])
-        raise picks.recorder.unknown(
+        otherwise = known_or_leaf([rows.row_mask.node])
+        raise trace_masks.recorder.unknown(
             f"{func.__name__}{tuple(asked)} takes as many picked rows of each sample, and how many depends on data",
             mend=f"write their number in the place of -1, or {otherwise}",
         )
-    with picks.recorder.on():
+    with trace_masks.recorder.on():
         flat = mask.flatten(1)
         length = flat.shape[1]
         order = flat.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :each]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autopar.tracing.picked.picked import ANY, FILLED, FINITE, HARMLESS, Picked, masked
+from autopar.tracing.picked.picked_rows import ANY, FILLED, FINITE, HARMLESS, PickedRows, fill_unpicked
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
@@ -37,37 +37,37 @@ _INDEXING = {
 
 
 IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__idiv__")
-LAYING = {"view", "reshape", "flatten", "contiguous", "to", "type", "float", "double", "type_as"}
+VIEW_OR_COPY = {"view", "reshape", "flatten", "contiguous", "to", "type", "float", "double", "type_as"}
 """Ops that return a view or a copy, depending on strides: all rows may have other strides than the picked ones."""
 
 
 def meaning(func: Any, args: Any) -> str:
     """The name of what a function does to its first argument: dividing by a number is multiplying."""
     name = plain_name(func).removeprefix("i") if func.__name__ in IN_PLACE else plain_name(func)
-    by_number = len(args) == 2 and isinstance(args[0], Picked) and isinstance(args[1], (int, float))
+    by_number = len(args) == 2 and isinstance(args[0], PickedRows) and isinstance(args[1], (int, float))
     return "mul" if by_number and name in ("div", "true_divide") and "__r" not in func.__name__ else name
 
 
-def given(name: str, arguments: Any) -> Any:
+def harmless_operands(name: str, arguments: Any) -> Any:
     """The arguments of an op of this name, with all rows in place of picked ones."""
-    return pytree.tree_map_only(Picked, lambda one: _given(name, one), arguments)
+    return pytree.tree_map_only(PickedRows, lambda one: _harmless(name, one), arguments)
 
 
-def holding(name: str, met: list[Picked]) -> int:
+def unpicked_hold_after(name: str, met: list[PickedRows]) -> int:
     """What the rows of an op's result that are not picked hold: FILLED, FINITE or ANY."""
     if name in _MOVING:
-        return min(one.holds for one in met)
+        return min(one.unpicked_hold for one in met)
     return FINITE if name in _FINITE else ANY
 
 
-def _given(name: str, one: Picked) -> Tensor:
+def _harmless(name: str, one: PickedRows) -> Tensor:
     """All rows as an operand of an op, with rows that are not picked filled if their contents may harm it."""
     values = one.values
     if name in _MOVING or values.dtype == torch.bool:
         return values
     if values.is_floating_point() or values.is_complex():
-        is_harmless = name in _INDEXING - _FINITE or one.holds >= (FINITE if name in _FINITE else FILLED)
-        return values if is_harmless else masked(one, HARMLESS)
+        is_harmless = name in _INDEXING - _FINITE or one.unpicked_hold >= (FINITE if name in _FINITE else FILLED)
+        return values if is_harmless else fill_unpicked(one, HARMLESS)
     if name in _INDEXING:
-        return values if one.holds == FILLED else masked(one, 0)
-    return values if name in _FINITE else masked(one, 1)
+        return values if one.unpicked_hold == FILLED else fill_unpicked(one, 0)
+    return values if name in _FINITE else fill_unpicked(one, 1)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from autopar.tracing.picked.picked import FILLED, ROW, Pick, Picked
-from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.picked_rows import FILLED, ROW_NUMBERS, PickedRows, RowMask
+from autopar.tracing.picked.trace_masks import TraceMasks
 
 Tensor = torch.Tensor
 _OF_SIZES = {torch.ones: 0, torch.zeros: 0, torch.empty: 0, torch.full: 0} | {
@@ -16,10 +16,10 @@ _OF_SIZES = {torch.ones: 0, torch.zeros: 0, torch.empty: 0, torch.full: 0} | {
 }
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def create_as_many_rows(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As many rows as are picked, if the first size is their number; NotImplemented for any other call."""
     if func is torch.arange:
-        return _places(picks, *args, **kwargs)
+        return _row_numbers(trace_masks, *args, **kwargs)
     if func not in _OF_SIZES:
         return NotImplemented
     before, sizes = args[: _OF_SIZES[func]], args[_OF_SIZES[func] :]
@@ -28,25 +28,34 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         sizes, behind = tuple(sizes[0]), sizes[1:]
     elif not sizes and isinstance(kwargs.get("size"), (tuple, list)):
         sizes, kwargs = tuple(kwargs["size"]), {key: value for key, value in kwargs.items() if key != "size"}
-    pick = _counted(picks, sizes[0] if sizes else None)
-    if pick is None:
+    row_mask = _mask_counted_by(trace_masks, sizes[0] if sizes else None)
+    if row_mask is None:
         return NotImplemented
-    with picks.recorder.on():
-        return Picked(pick, func(*before, (pick.rows.shape[0], *sizes[1:]), *behind, **kwargs), holds=FILLED)
+    with trace_masks.recorder.on():
+        return PickedRows(
+            row_mask, func(*before, (row_mask.flat_mask.shape[0], *sizes[1:]), *behind, **kwargs), unpicked_hold=FILLED
+        )
 
 
-def _counted(picks: Picks, number: Any) -> Pick | None:
-    """The pick whose number of rows this is."""
-    return next((pick for pick in picks.made if pick.counted is not None and pick.counted is number), None)
+def _mask_counted_by(trace_masks: TraceMasks, number: Any) -> RowMask | None:
+    """The mask of which this is the number of picked rows."""
+    return next(
+        (
+            row_mask
+            for row_mask in trace_masks.masks
+            if row_mask.asked_number is not None and row_mask.asked_number is number
+        ),
+        None,
+    )
 
 
-def _places(picks: Picks, *ends: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _row_numbers(trace_masks: TraceMasks, *ends: Any, dtype: Any = None, **kwargs: Any) -> Any:
     """The index of each row among the picked ones."""
     ends = ends or (kwargs.pop("end", None),)
     from_zero = len(ends) == 1 or (len(ends) == 2 and type(ends[0]) is int and ends[0] == 0)
-    pick = _counted(picks, ends[-1]) if from_zero else None
-    if pick is None or kwargs.keys() - {"device"}:
+    row_mask = _mask_counted_by(trace_masks, ends[-1]) if from_zero else None
+    if row_mask is None or kwargs.keys() - {"device"}:
         return NotImplemented
-    with picks.recorder.on():
-        numbers = (pick.rows.cumsum(0) - 1).clamp(min=0)
-        return Picked(pick, numbers if dtype is None else numbers.to(dtype), places=ROW)
+    with trace_masks.recorder.on():
+        numbers = (row_mask.flat_mask.cumsum(0) - 1).clamp(min=0)
+        return PickedRows(row_mask, numbers if dtype is None else numbers.to(dtype), indices_of=ROW_NUMBERS)

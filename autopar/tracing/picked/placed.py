@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from autopar.tracing.picked.across import located
-from autopar.tracing.picked.harmless import given
-from autopar.tracing.picked.picked import Picked, is_plain, masked
-from autopar.tracing.picked.picks import Picks
-from autopar.tracing.picked.views import narrower
+from autopar.tracing.picked.harmless import harmless_operands
+from autopar.tracing.picked.picked_rows import PickedRows, fill_unpicked, is_plain
+from autopar.tracing.picked.trace_masks import TraceMasks
+from autopar.tracing.picked.views import unexpanded_mask
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
@@ -22,157 +22,170 @@ _WHOLE = slice(None)
 _ADDING = {"index_add": "source", "scatter_add": "src"}
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_at_indices(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The sums or the written tensor (None for `__setitem__`); NotImplemented for any other call."""
     first = args[0] if args else None
     if func is Tensor.__setitem__ and is_plain(first):
-        return _written(picks, first, args[1], args[2])
+        return _written(trace_masks, first, args[1], args[2])
     name = plain_name(func)
     in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
     if name == "bincount":
-        return _counted(picks, *args, **kwargs)
+        return _counted(trace_masks, *args, **kwargs)
     if not is_plain(first):
         return NotImplemented
     if name in _ADDING:
-        return _added(picks, func, _ADDING[name], args, kwargs)
+        return _added(trace_masks, func, _ADDING[name], args, kwargs)
     if name == "masked_scatter" and len(args) == 3 and not kwargs:
-        return _in_order(picks, func, *args)
+        return _in_order(trace_masks, func, *args)
     if name in ("scatter", "scatter_reduce"):
-        return _scattered(picks, name, in_place, args, kwargs)
+        return _scattered(trace_masks, name, in_place, args, kwargs)
     return NotImplemented
 
 
-def _added(picks: Picks, func: Any, key: str, args: Any, kwargs: dict[str, Any]) -> Any:
+def _added(trace_masks: TraceMasks, func: Any, key: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """`index_add` or `scatter_add` of picked rows at picked indices."""
     named = dict(zip(("self", "dim", "index", key), args, strict=False)) | kwargs
     index, source, dim = named.get("index"), named.get(key), named.get("dim")
-    if not isinstance(index, Picked) or not isinstance(source, Picked) or type(dim) is not int or len(named) > 4:
+    if (
+        not isinstance(index, PickedRows)
+        or not isinstance(source, PickedRows)
+        or type(dim) is not int
+        or len(named) > 4
+    ):
         return NotImplemented
     rank = source.values.ndim
-    along = dim % rank == source.at and (index.at == source.at if index.values.ndim == rank else index.values.ndim == 1)
-    if index.pick is not source.pick or not along or named["self"].ndim != rank:
+    along = dim % rank == source.row_dim and (
+        index.row_dim == source.row_dim if index.values.ndim == rank else index.values.ndim == 1
+    )
+    if index.row_mask is not source.row_mask or not along or named["self"].ndim != rank:
         return NotImplemented
-    places, added = masked(index, 0), masked(source, 0)
-    with picks.recorder.on():
+    places, added = fill_unpicked(index, 0), fill_unpicked(source, 0)
+    with trace_masks.recorder.on():
         return func(named["self"], dim, places, added)
 
 
-def _in_order(picks: Picks, func: Any, target: Tensor, mask: Any, rows: Any) -> Any:
+def _in_order(trace_masks: TraceMasks, func: Any, target: Tensor, mask: Any, rows: Any) -> Any:
     """`masked_scatter` of rows that the same mask has picked: each returns to its own place."""
-    if isinstance(mask, Picked) or not isinstance(rows, Picked) or rows.at:
+    if isinstance(mask, PickedRows) or not isinstance(rows, PickedRows) or rows.row_dim:
         return NotImplemented
-    with picks.recorder.on():
+    with trace_masks.recorder.on():
         shown = mask if mask.shape == target.shape else mask.expand(target.shape)
-        pick: Any = picks.of(shown)
+        row_mask: Any = trace_masks.of(shown)
         if rows.values.ndim > 1:
-            pick = narrower(picks, pick, math.prod(rows.values.shape[1:]))
-        if pick is not rows.pick:
+            row_mask = unexpanded_mask(trace_masks, row_mask, math.prod(rows.values.shape[1:]))
+        if row_mask is not rows.row_mask:
             return NotImplemented
         made = torch.where(shown, rows.values.reshape(target.shape).to(target.dtype), target)
         return target.copy_(made) if func is Tensor.masked_scatter_ else made
 
 
-def _counted(picks: Picks, values: Any, weights: Any = None, minlength: int = 0) -> Any:
+def _counted(trace_masks: TraceMasks, values: Any, weights: Any = None, minlength: int = 0) -> Any:
     """`bincount` of picked values."""
-    if not isinstance(values, Picked) or (weights is not None and not isinstance(weights, Picked)):
+    if not isinstance(values, PickedRows) or (weights is not None and not isinstance(weights, PickedRows)):
         return NotImplemented
-    if weights is not None and weights.pick is not values.pick:
+    if weights is not None and weights.row_mask is not values.row_mask:
         return NotImplemented
-    places = masked(values, 0)
-    each = masked(weights, 0) if weights is not None else None
-    with picks.recorder.on():
-        counts = torch.bincount(places, values.pick.rows.double() if each is None else each, minlength)
+    places = fill_unpicked(values, 0)
+    each = fill_unpicked(weights, 0) if weights is not None else None
+    with trace_masks.recorder.on():
+        counts = torch.bincount(places, values.row_mask.flat_mask.double() if each is None else each, minlength)
         return counts.long() if each is None else counts
 
 
-def _scattered(picks: Picks, name: str, in_place: bool, args: Any, kwargs: dict[str, Any]) -> Any:
+def _scattered(trace_masks: TraceMasks, name: str, in_place: bool, args: Any, kwargs: dict[str, Any]) -> Any:
     """`scatter` or `scatter_reduce` at picked indices."""
     names = ("self", "dim", "index", "value" if "value" in kwargs else "src", "reduce")
     named = dict(zip(names, args, strict=False)) | kwargs
     target, dim, index = named.pop("self"), named.pop("dim", None), named.pop("index", None)
     key = "value" if "value" in named else "src"
     source = named.pop(key, None)
-    if not isinstance(index, Picked) or type(dim) is not int or index.values.ndim != target.ndim:
+    if not isinstance(index, PickedRows) or type(dim) is not int or index.values.ndim != target.ndim:
         return NotImplemented
-    is_alike = isinstance(source, Picked) and source.pick is index.pick and source.at == index.at
-    if dim % target.ndim != index.at or not (is_alike or isinstance(source, (int, float))):
+    is_alike = isinstance(source, PickedRows) and source.row_mask is index.row_mask and source.row_dim == index.row_dim
+    if dim % target.ndim != index.row_dim or not (is_alike or isinstance(source, (int, float))):
         return NotImplemented
-    shown = given("matmul", source) if isinstance(source, Picked) else source
-    with picks.recorder.on():
+    shown = harmless_operands("matmul", source) if isinstance(source, PickedRows) else source
+    with trace_masks.recorder.on():
         size = target.shape[dim]
         padded = torch.cat([target, torch.zeros_like(target.narrow(dim, 0, 1))], dim)
-        made = getattr(Tensor, name)(padded, dim, masked(index, size), shown, **named).narrow(dim, 0, size)
+        made = getattr(Tensor, name)(padded, dim, fill_unpicked(index, size), shown, **named).narrow(dim, 0, size)
         return target.copy_(made) if in_place else made
 
 
-def _written(picks: Picks, target: Tensor, index: Any, value: Any) -> Any:
+def _written(trace_masks: TraceMasks, target: Tensor, index: Any, value: Any) -> Any:
     """`target[index] = value`, where picked rows are in the index."""
     parts = index if isinstance(index, tuple) else (index,)
     while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == _WHOLE:
         parts = parts[:-1]
-    met = [one for one in parts if isinstance(one, Picked)]
+    met = [one for one in parts if isinstance(one, PickedRows)]
     masks = [n for n, one in enumerate(parts) if is_plain(one) and one.dtype == torch.bool and one.ndim]
     if not met:
-        return _masked_at(picks, target, parts, masks[0], value) if len(masks) == 1 else NotImplemented
+        return _masked_at(trace_masks, target, parts, masks[0], value) if len(masks) == 1 else NotImplemented
     column = met[-1]
-    pick, rank = column.pick, column.pick.mask.ndim
-    if any(one.pick is not pick or one.at for one in met) or not _is_value(value, pick, target.ndim - len(parts)):
+    row_mask, rank = column.row_mask, column.row_mask.mask.ndim
+    if any(one.row_mask is not row_mask or one.row_dim for one in met) or not _is_value(
+        value, row_mask, target.ndim - len(parts)
+    ):
         return NotImplemented
     held = parts[0] if masks == [0] else None
-    by_mask = len(parts) == 2 and held is not None and picks.of(held) is pick
-    by_places = [one.places for one in met[:-1]] == list(range(rank)) and len(parts) == len(met) == rank + 1
-    if (by_mask or by_places) and target.ndim == rank + 1 and target.shape[:rank] == pick.mask.shape:
-        return _into_columns(picks, target, column, value)
+    by_mask = len(parts) == 2 and held is not None and trace_masks.of(held) is row_mask
+    by_places = [one.indices_of for one in met[:-1]] == list(range(rank)) and len(parts) == len(met) == rank + 1
+    if (by_mask or by_places) and target.ndim == rank + 1 and target.shape[:rank] == row_mask.mask.shape:
+        return _into_columns(trace_masks, target, column, value)
     if len(parts) == 1 and column.values.ndim == 1 and not column.values.is_floating_point():
-        return _into_rows(picks, target, column, value)
+        return _into_rows(trace_masks, target, column, value)
     return NotImplemented
 
 
-def _is_value(value: Any, pick: Any, beside: int) -> bool:
-    if isinstance(value, Picked):
-        return value.pick is pick and not value.at and value.values.ndim <= beside + 1
+def _is_value(value: Any, row_mask: Any, beside: int) -> bool:
+    if isinstance(value, PickedRows):
+        return value.row_mask is row_mask and not value.row_dim and value.values.ndim <= beside + 1
     return not is_plain(value) or value.ndim <= max(beside, 0)
 
 
-def _masked_at(picks: Picks, target: Tensor, parts: Any, place: int, value: Any) -> Any:
+def _masked_at(trace_masks: TraceMasks, target: Tensor, parts: Any, place: int, value: Any) -> Any:
     """`y[:, mask] = rows`, where the rows lie along the same dim."""
     found = located(target, parts, place)
-    if found is None or not isinstance(value, Picked):
+    if found is None or not isinstance(value, PickedRows):
         return NotImplemented
-    at, basic = found
-    mask, pick = parts[place], picks.of(parts[place])
-    with picks.recorder.on():
+    row_dim, basic = found
+    mask, row_mask = parts[place], trace_masks.of(parts[place])
+    with trace_masks.recorder.on():
         shown = target if basic is None else target[basic]
-        if value.pick is not pick or value.at != at or value.values.ndim != shown.ndim - mask.ndim + 1:
+        if (
+            value.row_mask is not row_mask
+            or value.row_dim != row_dim
+            or value.values.ndim != shown.ndim - mask.ndim + 1
+        ):
             return NotImplemented
-        rows = value.values.unflatten(at, mask.shape) if mask.ndim > 1 else value.values
-        beside = shown.ndim - at - mask.ndim
+        rows = value.values.unflatten(row_dim, mask.shape) if mask.ndim > 1 else value.values
+        beside = shown.ndim - row_dim - mask.ndim
         shown.copy_(torch.where(mask[(..., *[None] * beside)] if beside else mask, rows.to(target.dtype), shown))
     return None
 
 
-def _into_columns(picks: Picks, target: Tensor, column: Picked, value: Any) -> None:
+def _into_columns(trace_masks: TraceMasks, target: Tensor, column: PickedRows, value: Any) -> None:
     """`y[mask, classes] = 1`: one element of each row."""
-    pick = column.pick
-    with picks.recorder.on():
+    row_mask = column.row_mask
+    with trace_masks.recorder.on():
         length = target.shape[-1]
-        number = given("gather", column)
+        number = harmless_operands("gather", column)
         number = torch.where(number < 0, number + length, number)
-        is_there = pick.rows[:, None] & (torch.arange(length, device=number.device) == number[:, None])
+        is_there = row_mask.flat_mask[:, None] & (torch.arange(length, device=number.device) == number[:, None])
         shown = value
-        if isinstance(value, Picked):
+        if isinstance(value, PickedRows):
             shown = value.values.to(target.dtype)[:, None] if value.values.ndim else value.values
         rows = torch.where(is_there, shown, target.flatten(0, -2))
         target.copy_(rows.reshape(target.shape))
 
 
-def _into_rows(picks: Picks, target: Tensor, places: Picked, value: Any) -> None:
+def _into_rows(trace_masks: TraceMasks, target: Tensor, places: PickedRows, value: Any) -> None:
     """`y[places] = v`: whole rows at given indices."""
-    with picks.recorder.on():
+    with trace_masks.recorder.on():
         size = target.shape[0]
-        number = masked(places, size)
+        number = fill_unpicked(places, size)
         number = torch.where(number < 0, number + size, number)
-        shown = given("matmul", value) if isinstance(value, Picked) else value
+        shown = harmless_operands("matmul", value) if isinstance(value, PickedRows) else value
         padded = torch.cat([target, torch.zeros_like(target[:1])])
         padded[number] = shown.to(target.dtype) if is_plain(shown) else shown
         target.copy_(padded[:size])

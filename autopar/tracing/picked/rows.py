@@ -9,9 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.graph import storage_of
-from autopar.tracing.picked.harmless import LAYING, given, holding, meaning
-from autopar.tracing.picked.picked import EACH, Pick, Picked, all_in, is_plain
-from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.harmless import VIEW_OR_COPY, harmless_operands, meaning, unpicked_hold_after
+from autopar.tracing.picked.picked_rows import ALL_DIMS, PickedRows, RowMask, is_plain, picked_rows_in
+from autopar.tracing.picked.trace_masks import TraceMasks
 from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 
@@ -25,7 +25,7 @@ ALONG = {  # by op: position of the argument `dim`, and its default
     "normalize": (2, 1), "cosine_similarity": (2, 1), "glu": (1, -1), "chunk": (2, 0), "unbind": (1, 0),
     "split": (2, 0), "select": (1, None), "narrow": (1, None),
 }  # fmt: skip
-# Ops whose first dim is a batch; functions that keep `Picked.places`; and products, which are costly on all rows.
+# Ops whose first dim is a batch; functions that keep `PickedRows.indices_of`; and products, costly on all rows.
 _OF_A_BATCH = {
     "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d", "max_pool1d", "max_pool2d", "avg_pool1d",
     "avg_pool2d", "one_hot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "pairwise_distance",
@@ -34,71 +34,73 @@ _KEEPING = {"to", "long", "contiguous", "clone", "squeeze", "view", "reshape", "
 _PRODUCTS = {"linear", "matmul", "bmm", "mm", "conv1d", "conv2d", "conv3d"}
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_row_by_row(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The resulting rows, or NotImplemented."""
-    met = all_in((args, kwargs))
-    pick = met[0].pick
-    if any(one.pick is not pick for one in met) or writes_its_first(func):
+    met = picked_rows_in((args, kwargs))
+    row_mask = met[0].row_mask
+    if any(one.row_mask is not row_mask for one in met) or writes_its_first(func):
         return NotImplemented
     name = plain_name(func)
     if name in _PRODUCTS:
-        if picks.dense not in (None, pick):
+        if trace_masks.multiplied_mask not in (None, row_mask):
             return NotImplemented
-        picks.dense = pick
+        trace_masks.multiplied_mask = row_mask
     if name == "getitem":
-        return _indexed(picks, pick, *args)
+        return _indexed(trace_masks, row_mask, *args)
     if name == "index_select" and len(args) == 3 and args[1] == 0 and not kwargs:
-        return _indexed(picks, pick, args[0], args[2])
+        return _indexed(trace_masks, row_mask, args[0], args[2])
     if name in ("size", "numel", "nelement"):
         return _size(name, *args, **kwargs)
     if name in ("view", "reshape", "flatten"):
-        sizes = _sizes(pick, name, *args, **kwargs)
-        return NotImplemented if sizes is None else run(picks, pick, Tensor.reshape, (met[0], sizes), {})
+        sizes = _sizes(row_mask, name, *args, **kwargs)
+        return NotImplemented if sizes is None else run(trace_masks, row_mask, Tensor.reshape, (met[0], sizes), {})
     if not _by_rows(name, args, kwargs, met):
         return NotImplemented
-    made = run(picks, pick, func, args, kwargs)
-    if name == "unbind" and met[0].places == EACH:
+    made = run(trace_masks, row_mask, func, args, kwargs)
+    if name == "unbind" and met[0].indices_of == ALL_DIMS:
         for dim, one in enumerate(made):
-            one.places = dim
+            one.indices_of = dim
     return made
 
 
-def run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
+def run(trace_masks: TraceMasks, row_mask: RowMask, func: Any, args: Any, kwargs: Any) -> Any:
     """The call on all rows."""
-    name, met = meaning(func, args), all_in((args, kwargs))
-    if name == "getitem" and not isinstance(args[0], Picked):
+    name, met = meaning(func, args), picked_rows_in((args, kwargs))
+    if name == "getitem" and not isinstance(args[0], PickedRows):
         name = "index"
-    shown, named = given(name, (args, kwargs))
+    shown, named = harmless_operands(name, (args, kwargs))
     own = {id(one.values) for one in met}
     before = [(one.values, one.values._version) for one in met]
     copies = [t for t in pytree.tree_leaves((shown, named)) if is_plain(t) and id(t) not in own]
     versions = [copy._version for copy in copies]
-    holds = holding(name, met)
-    with picks.recorder.on():
+    unpicked_hold = unpicked_hold_after(name, met)
+    with trace_masks.recorder.on():
         made = func(*shown, **named)
     if [copy._version for copy in copies] != versions:  # `F.elu(rows, inplace=True)` wrote into a copy
         return NotImplemented
-    if any(rows._version != version and storage_of(rows) in picks.laid for rows, version in before):
+    if any(rows._version != version and storage_of(rows) in trace_masks.maybe_shared for rows, version in before):
         return NotImplemented
-    if name in LAYING:
-        picks.laid |= {storage_of(t) for t in (*(rows for rows, _ in before), made)}
-    return pytree.tree_map_only(Tensor, lambda tensor: Picked(pick, tensor, _places(func, args, tensor), holds), made)
+    if name in VIEW_OR_COPY:
+        trace_masks.maybe_shared |= {storage_of(t) for t in (*(rows for rows, _ in before), made)}
+    return pytree.tree_map_only(
+        Tensor, lambda tensor: PickedRows(row_mask, tensor, _indices_of(func, args, tensor), unpicked_hold), made
+    )
 
 
-def _places(func: Any, args: Any, made: Tensor) -> int | None:
+def _indices_of(func: Any, args: Any, made: Tensor) -> int | None:
     """The dim whose indices the resulting rows are, if any."""
     first = args[0] if args else None
-    if not isinstance(first, Picked) or first.places is None or func.__name__ not in _KEEPING:
+    if not isinstance(first, PickedRows) or first.indices_of is None or func.__name__ not in _KEEPING:
         return None
     if made.ndim == first.values.ndim:
-        return first.places if func is not Tensor.__getitem__ else None
+        return first.indices_of if func is not Tensor.__getitem__ else None
     if func is Tensor.__getitem__:  # one column
         column = args[1][1] if len(args[1]) == 2 else None
-        return column % first.pick.mask.ndim if isinstance(column, int) and first.places == EACH else None
-    return 0 if first.places == EACH and first.pick.mask.ndim == made.ndim == 1 else None
+        return column % first.row_mask.mask.ndim if isinstance(column, int) and first.indices_of == ALL_DIMS else None
+    return 0 if first.indices_of == ALL_DIMS and first.row_mask.mask.ndim == made.ndim == 1 else None
 
 
-def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Picked]) -> bool:
+def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[PickedRows]) -> bool:
     """Whether an op treats each row by itself, given these arguments."""
     first = args[0] if args else None
     if is_elementwise(name, args, kwargs):
@@ -109,7 +111,7 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
         rank = met[0].values.ndim + (name == "stack")
         alike = len(parts) == len(met) and all(one.values.ndim == met[0].values.ndim for one in met)
         return alike and isinstance(along, int) and along % rank != 0
-    if not isinstance(first, Picked):
+    if not isinstance(first, PickedRows):
         return name == "embedding" and len(met) == 1 and is_plain(args[1] if len(args) > 1 else None)
     rank = first.values.ndim
     if name in ALONG:
@@ -152,17 +154,17 @@ def is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return is_pointwise(name)
 
 
-def fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
+def fit(met: list[PickedRows], args: Any, kwargs: Any) -> bool:
     """Whether operands broadcast with all rows as they do with the picked ones."""
     rank = max(one.values.ndim for one in met)
     others = [t for t in pytree.tree_leaves((args, kwargs)) if is_plain(t)]
     return all(one.values.ndim == rank for one in met) and all(t.ndim < rank or _is_one_row(t, rank) for t in others)
 
 
-def narrowed(pick: Pick, again: Tensor) -> Tensor:
+def intersection(row_mask: RowMask, again: Tensor) -> Tensor:
     """The mask of what a second mask picks from rows that are picked already."""
-    with pick.recorder.on():
-        rows = pick.rows
+    with row_mask.recorder.on():
+        rows = row_mask.flat_mask
         for _ in range(again.ndim - 1):
             rows = rows.unsqueeze(-1)
         return rows & again
@@ -177,19 +179,19 @@ def _is_one_row(tensor: Tensor, rank: int) -> bool:
     return tensor.ndim == rank > 0 and tensor.shape[0] == 1
 
 
-def _size(name: str, picked: Picked, dim: int | None = None) -> Any:
+def _size(name: str, rows: PickedRows, dim: int | None = None) -> Any:
     if name != "size":
-        beside = math.prod(picked.values.shape[1:])
-        return picked.pick.number * beside if beside != 1 else picked.pick.number
-    shape = picked.shape
+        beside = math.prod(rows.values.shape[1:])
+        return rows.row_mask.number * beside if beside != 1 else rows.row_mask.number
+    shape = rows.shape
     return shape if dim is None else shape[dim]
 
 
-def _sizes(pick: Pick, name: str, picked: Any, *sizes: Any, **kwargs: Any) -> list[int] | None:
+def _sizes(row_mask: RowMask, name: str, viewed: Any, *sizes: Any, **kwargs: Any) -> list[int] | None:
     """The shape that a view gives to all rows, if each row stays a row; else None."""
-    if not isinstance(picked, Picked):
+    if not isinstance(viewed, PickedRows):
         return None
-    own = list(picked.values.shape)
+    own = list(viewed.values.shape)
     if name == "flatten":
         given = dict(zip(("start_dim", "end_dim"), sizes, strict=False)) | kwargs
         start, end = given.get("start_dim", 0) % len(own), given.get("end_dim", -1) % len(own)
@@ -199,7 +201,7 @@ def _sizes(pick: Pick, name: str, picked: Any, *sizes: Any, **kwargs: Any) -> li
     if kwargs or not wanted or not all(isinstance(size, int) for size in wanted[1:]):
         return None
     rows, rest = wanted[0], wanted[1:]
-    is_count = rows is pick.counted and rows is not None
+    is_count = rows is row_mask.asked_number and rows is not None
     if not is_count and not (isinstance(rows, int) and rows == -1):
         return None
     if is_count and rest.count(-1) == 1:
@@ -207,34 +209,34 @@ def _sizes(pick: Pick, name: str, picked: Any, *sizes: Any, **kwargs: Any) -> li
     return [own[0], *rest] if math.prod(rest) == math.prod(own[1:]) and min(rest, default=0) >= 0 else None
 
 
-def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
+def _indexed(trace_masks: TraceMasks, row_mask: RowMask, indexed: Any, index: Any) -> Any:
     """A part of each picked row; or, for a whole tensor indexed by picked indices, the rows at these."""
     parts = index if isinstance(index, tuple) else (index,)
     while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == slice(None):
         parts = parts[:-1]
-    if isinstance(indexed, Picked):
-        if len(parts) == 1 and isinstance(parts[0], Picked):  # a mask of the rows
+    if isinstance(indexed, PickedRows):
+        if len(parts) == 1 and isinstance(parts[0], PickedRows):  # a mask of the rows
             again = parts[0].values
             if again.dtype != torch.bool or again.ndim > indexed.values.ndim:
                 return NotImplemented
-            return picks.of(narrowed(pick, again)).of(indexed.values)
+            return trace_masks.of(intersection(row_mask, again)).rows_of(indexed.values)
         if not all(part is None or part is Ellipsis or isinstance(part, (slice, int)) for part in parts):
             return NotImplemented
         taken = sum(part is not None and part is not Ellipsis for part in parts)
         whole = parts[0] == slice(None) if isinstance(parts[0], slice) else parts[0] is Ellipsis
         if not whole or (parts[0] is Ellipsis and taken >= indexed.values.ndim):
             return NotImplemented
-        return run(picks, pick, Tensor.__getitem__, (indexed, parts), {})
-    dims = pick.mask.ndim
-    if not all(isinstance(part, Picked) for part in parts):
+        return run(trace_masks, row_mask, Tensor.__getitem__, (indexed, parts), {})
+    dims = row_mask.mask.ndim
+    if not all(isinstance(part, PickedRows) for part in parts):
         return NotImplemented
-    if [part.places for part in parts[:dims]] == list(range(dims)) and indexed.shape[:dims] == pick.mask.shape:
-        rows = pick.of(indexed)
+    if [part.indices_of for part in parts[:dims]] == list(range(dims)) and indexed.shape[:dims] == row_mask.mask.shape:
+        rows = row_mask.rows_of(indexed)
         if len(parts) == dims:
             return rows
         if len(parts) == dims + 1 and parts[dims].values.ndim == 1 and rows.values.ndim == 2:
             return rows.gather(1, parts[dims].unsqueeze(1)).squeeze(1)
         return NotImplemented
     if len(parts) == 1 and not parts[0].values.is_floating_point() and parts[0].values.dtype != torch.bool:
-        return run(picks, pick, Tensor.__getitem__, (indexed, parts[0]), {})
+        return run(trace_masks, row_mask, Tensor.__getitem__, (indexed, parts[0]), {})
     return NotImplemented

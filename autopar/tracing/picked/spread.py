@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from autopar.tracing.picked.harmless import given
-from autopar.tracing.picked.picked import ANY, Picked, all_in, masked
-from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.harmless import harmless_operands
+from autopar.tracing.picked.picked_rows import ANY, PickedRows, fill_unpicked, picked_rows_in
+from autopar.tracing.picked.trace_masks import TraceMasks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
@@ -17,19 +17,21 @@ _SPREADS = ("var", "std", "var_mean", "std_mean")
 _OVER_ALL = ("logsumexp", "softmax", "log_softmax", "softmin")
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_variance_or_softmax(
+    trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """The result, or NotImplemented."""
-    name, met = plain_name(func), all_in((args, kwargs))
+    name, met = plain_name(func), picked_rows_in((args, kwargs))
     if len(met) != 1 or not args or met[0] is not args[0] or not met[0].values.is_floating_point():
         return NotImplemented
     if name in _SPREADS:
-        return _spread(picks, name, met[0], args[1:], dict(kwargs))
+        return _spread(trace_masks, name, met[0], args[1:], dict(kwargs))
     if name in _OVER_ALL and _dims(met[0], args[1] if len(args) > 1 else kwargs.get("dim"))[:1] == [0]:
-        return _over_all(picks, func, name, met[0], args[1:], kwargs)
+        return _over_all(trace_masks, func, name, met[0], args[1:], kwargs)
     return NotImplemented
 
 
-def _dims(rows: Picked, along: Any) -> list[int]:
+def _dims(rows: PickedRows, along: Any) -> list[int]:
     given_dims = along if isinstance(along, (tuple, list)) else (along,)
     rank = rows.values.ndim
     if not all(type(dim) is int and -rank <= dim < rank for dim in given_dims):
@@ -37,14 +39,14 @@ def _dims(rows: Picked, along: Any) -> list[int]:
     return sorted(dim % rank for dim in given_dims)
 
 
-def _over_all(picks: Picks, func: Any, name: str, rows: Picked, rest: Any, kwargs: Any) -> Any:
-    filled = masked(rows, math.inf if name == "softmin" else -math.inf)
-    with picks.recorder.on():
+def _over_all(trace_masks: TraceMasks, func: Any, name: str, rows: PickedRows, rest: Any, kwargs: Any) -> Any:
+    filled = fill_unpicked(rows, math.inf if name == "softmin" else -math.inf)
+    with trace_masks.recorder.on():
         made = func(filled, *rest, **kwargs)
-    return made if name == "logsumexp" else Picked(rows.pick, made, holds=ANY)
+    return made if name == "logsumexp" else PickedRows(rows.row_mask, made, unpicked_hold=ANY)
 
 
-def _spread(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: dict[str, Any]) -> Any:
+def _spread(trace_masks: TraceMasks, name: str, rows: PickedRows, rest: Any, kwargs: dict[str, Any]) -> Any:
     """The sum of squared deviations, over the number of picked rows less the correction (as in torch, at least 0)."""
     rest = list(rest)
     is_old = bool(rest) and isinstance(rest[0], bool)  # `std(unbiased)`
@@ -62,14 +64,14 @@ def _spread(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: dict[str, 
     correction = 1 if correction is None else int(correction) if isinstance(correction, bool) else correction
     if type(correction) is not int:
         return NotImplemented
-    values, kind = given(name, rows), rows.values.dtype
+    values, kind = harmless_operands(name, rows), rows.values.dtype
     if kind in (torch.float16, torch.bfloat16):  # their sums may overflow
-        with picks.recorder.on():
+        with trace_masks.recorder.on():
             values = values.float()
-    mean = Picked(rows.pick, values).mean(dims, keepdim=True)
-    with picks.recorder.on():
-        squares = Picked(rows.pick, (values - mean) ** 2).sum(dims, keepdim=keepdim)
-        count = rows.pick.count * math.prod(values.shape[dim] for dim in dims if dim)
+    mean = PickedRows(rows.row_mask, values).mean(dims, keepdim=True)
+    with trace_masks.recorder.on():
+        squares = PickedRows(rows.row_mask, (values - mean) ** 2).sum(dims, keepdim=keepdim)
+        count = rows.row_mask.count * math.prod(values.shape[dim] for dim in dims if dim)
         variance = squares / (count - correction).clamp(min=0)
         made = variance
         if name.startswith("std"):  # for equal rows torch's gradient is 0, while that of a root at 0 is infinite

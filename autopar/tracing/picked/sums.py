@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autopar.tracing.picked.harmless import given
-from autopar.tracing.picked.picked import Picked, all_in, is_plain, masked
-from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.harmless import harmless_operands
+from autopar.tracing.picked.picked_rows import PickedRows, fill_unpicked, is_plain, picked_rows_in
+from autopar.tracing.picked.trace_masks import TraceMasks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
@@ -28,12 +28,12 @@ LOSSES: set[Any] = {
 OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # losses with one target for each row
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_reduction(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result, or NotImplemented."""
     if func in LOSSES:
-        return _loss(picks, func, args, kwargs)
+        return _loss(trace_masks, func, args, kwargs)
     name = plain_name(func)
-    met = all_in((args, kwargs))
+    met = picked_rows_in((args, kwargs))
     if len(met) != 1 or not args or met[0] is not args[0]:
         return NotImplemented
     if name in ("sum", "mean"):
@@ -45,78 +45,85 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return _with(met[0], func, _NEUTRAL[name], args[1:], kwargs) if name in _NEUTRAL else NotImplemented
 
 
-def _with(picked: Picked, func: Any, fill: Any, rest: Any, kwargs: Any) -> Any:
-    rows = masked(picked, fill)
-    with picked.pick.recorder.on():
-        return func(rows, *rest, **kwargs)
+def _with(rows: PickedRows, func: Any, fill: Any, rest: Any, kwargs: Any) -> Any:
+    filled = fill_unpicked(rows, fill)
+    with rows.row_mask.recorder.on():
+        return func(filled, *rest, **kwargs)
 
 
-def _are_over_rows(picked: Picked, name: str, rest: Any, kwargs: Any) -> bool:
+def _are_over_rows(rows: PickedRows, name: str, rest: Any, kwargs: Any) -> bool:
     """Whether a reduction names its dims, and that of the rows is among them."""
     place = 1 if name in ("norm", "vector_norm") else 0
     along = rest[place] if len(rest) > place else kwargs.get("dim")
     dims = along if isinstance(along, (tuple, list)) else (along,)
-    rank = picked.values.ndim
+    rank = rows.values.ndim
     return name not in ("max", "min") and any(type(dim) is int and dim in (0, -rank) for dim in dims)
 
 
-def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _summed(rows: PickedRows, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """A sum or mean over dims, that of the rows among them."""
-    rank = picked.values.ndim
+    rank = rows.values.ndim
     if dim is not None and not all(isinstance(one, int) for one in (dim if isinstance(dim, (tuple, list)) else (dim,))):
         return NotImplemented
     dims = list(range(rank)) if dim is None else [d % rank for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
-    counts = name == "mean" and not picked.values.is_floating_point() and not picked.values.is_complex()
+    counts = name == "mean" and not rows.values.is_floating_point() and not rows.values.is_complex()
     if 0 not in dims or counts:  # torch has no mean of integers
         return NotImplemented
-    rows = masked(picked, 0)
-    with picked.pick.recorder.on():
+    filled = fill_unpicked(rows, 0)
+    with rows.row_mask.recorder.on():
         if name == "sum":
-            return rows.sum(dims, keepdim=keepdim, dtype=dtype)
-        kind = dtype or rows.dtype
+            return filled.sum(dims, keepdim=keepdim, dtype=dtype)
+        kind = dtype or filled.dtype
         is_half = kind in (torch.float16, torch.bfloat16)  # its sum may overflow although the mean does not
-        total = rows.sum(dims, keepdim=keepdim, dtype=torch.float32 if is_half else dtype)
-        beside = math.prod(picked.values.shape[d] for d in dims if d)
-        mean = total / (picked.pick.count * beside if beside != 1 else picked.pick.count)
+        total = filled.sum(dims, keepdim=keepdim, dtype=torch.float32 if is_half else dtype)
+        beside = math.prod(rows.values.shape[d] for d in dims if d)
+        mean = total / (rows.row_mask.count * beside if beside != 1 else rows.row_mask.count)
         return mean.to(kind) if is_half else mean
 
 
-def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _loss(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A loss of picked rows. Class losses get `ignore_index` as targets of the other rows; for others, the unreduced
     loss of all rows is reduced over the picked ones."""
     try:
         bound = inspect.signature(func).bind(*args, **kwargs)
     except TypeError:
         return NotImplemented
-    met = all_in((args, kwargs))
-    pick, name = met[0].pick, plain_name(func)
+    met = picked_rows_in((args, kwargs))
+    row_mask, name = met[0].row_mask, plain_name(func)
     told = bound.arguments
     how = told.get("reduction", "mean")
-    if any(one.pick is not pick for one in met) or any(told.get(old) is not None for old in ("size_average", "reduce")):
+    if any(one.row_mask is not row_mask for one in met) or any(
+        told.get(old) is not None for old in ("size_average", "reduce")
+    ):
         return NotImplemented
     plain = [value for name, value in told.items() if is_plain(value) and name not in ("weight", "pos_weight")]
     rank = max(one.values.ndim for one in met)
-    if not isinstance(told.get("input", met[0]), Picked) or any(t.ndim >= rank and t.shape[0] != 1 for t in plain):
+    if not isinstance(told.get("input", met[0]), PickedRows) or any(t.ndim >= rank and t.shape[0] != 1 for t in plain):
         return NotImplemented
     target = told.get("target")
     if func in OF_ROWS and is_plain(target) and target.ndim and target.shape[0] != 1:
         return NotImplemented  # a plain target for each picked row: see `beside`
-    if func in _OF_CLASSES and isinstance(target, Picked) and not target.values.is_floating_point() and how != "none":
+    if (
+        func in _OF_CLASSES
+        and isinstance(target, PickedRows)
+        and not target.values.is_floating_point()
+        and how != "none"
+    ):
         signed = target.values.dtype.is_signed
-        with picks.recorder.on():
-            target = target if signed else Picked(pick, target.values.long())
-        told["target"] = masked(target, told.get("ignore_index", -100))
-        told["input"] = given(name, told["input"])
-        with picks.recorder.on():
+        with trace_masks.recorder.on():
+            target = target if signed else PickedRows(row_mask, target.values.long())
+        told["target"] = fill_unpicked(target, told.get("ignore_index", -100))
+        told["input"] = harmless_operands(name, told["input"])
+        with trace_masks.recorder.on():
             return func(*bound.args, **bound.kwargs)
     told["reduction"] = "none"
-    told.update(given(name, dict(told)))
-    with picks.recorder.on():
-        each = Picked(pick, func(*bound.args, **bound.kwargs))
+    told.update(harmless_operands(name, dict(told)))
+    with trace_masks.recorder.on():
+        each = PickedRows(row_mask, func(*bound.args, **bound.kwargs))
     if how == "none":
         return each
     if how == "batchmean":
         total = each.sum()
-        with picks.recorder.on():
-            return total / pick.count
+        with trace_masks.recorder.on():
+            return total / row_mask.count
     return each.sum() if how == "sum" else each.mean()

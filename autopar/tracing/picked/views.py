@@ -10,9 +10,9 @@ from torch import fx
 
 from autopar.graph import VAL
 from autopar.tracing.picked import made as picked_made
-from autopar.tracing.picked.harmless import given
-from autopar.tracing.picked.picked import EACH, ROW, Pick, Picked, all_in, is_plain
-from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.harmless import harmless_operands
+from autopar.tracing.picked.picked_rows import ALL_DIMS, ROW_NUMBERS, PickedRows, RowMask, is_plain, picked_rows_in
+from autopar.tracing.picked.trace_masks import TraceMasks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
@@ -34,108 +34,116 @@ _BY_ELEMENT = {
 }
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_view(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result, or NotImplemented."""
     name = plain_name(func)
     if name == "getitem" and is_plain(args[0]):
-        return _of_a_tensor(picks, args[0], args[1])
+        return _of_a_tensor(trace_masks, args[0], args[1])
     if name == "index_select" and len(args) == 3 and type(args[1]) is int and is_plain(args[0]):
         along = args[1] % args[0].ndim
         index = (*[slice(None)] * along, args[2]) if along else args[2]
-        return picks.call(Tensor.__getitem__, (args[0], index), {})
-    if not args or not isinstance(args[0], Picked):
+        return trace_masks.record_call(Tensor.__getitem__, (args[0], index), {})
+    if not args or not isinstance(args[0], PickedRows):
         return NotImplemented
-    if name in _NEW and len(all_in((args, kwargs))) == 1:
-        made = picked_made.call(picks, func, (args[0].values, *args[1:]), kwargs)
-        with picks.recorder.on():
+    if name in _NEW and len(picked_rows_in((args, kwargs))) == 1:
+        made = picked_made.create_as_many_rows(trace_masks, func, (args[0].values, *args[1:]), kwargs)
+        with trace_masks.recorder.on():
             return func(args[0].values, *args[1:], **kwargs) if made is NotImplemented else made
     rows, rest = args[0], args[1:]
     if name in ("view", "reshape", "flatten"):
-        return _viewed(picks, name, rows, rest, kwargs)
-    if name == "squeeze" and not rest and not kwargs and rows.places == EACH and rows.pick.mask.ndim == 1:
+        return _viewed(trace_masks, name, rows, rest, kwargs)
+    if name == "squeeze" and not rest and not kwargs and rows.indices_of == ALL_DIMS and rows.row_mask.mask.ndim == 1:
         return rows.squeeze(1)  # the user expects more than one index, else dim 0 would go as well
     if kwargs:
         return NotImplemented
     if name == "getitem":
-        return _of_each(picks, rows, rest[0])
+        return _of_each(trace_masks, rows, rest[0])
     sizes = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
-    if name == "expand_as" and len(rest) == 1 and isinstance(rest[0], Picked):
+    if name == "expand_as" and len(rest) == 1 and isinstance(rest[0], PickedRows):
         other = rest[0]
-        if other.pick is not rows.pick or other.values.ndim != rows.values.ndim or other.at:
+        if other.row_mask is not rows.row_mask or other.values.ndim != rows.values.ndim or other.row_dim:
             return NotImplemented
-        return _made(picks, rows, lambda values: values.expand(other.values.shape))
+        return _made(trace_masks, rows, lambda values: values.expand(other.values.shape))
     if not sizes or not all(isinstance(one, int) for one in sizes[1:]):
         return NotImplemented
     rank = rows.values.ndim
     if name in ("expand", "repeat", "tile") and len(sizes) == rank:
-        is_count = rows.pick.counted is not None and sizes[0] is rows.pick.counted
+        is_count = rows.row_mask.asked_number is not None and sizes[0] is rows.row_mask.asked_number
         as_many = type(sizes[0]) is int and sizes[0] == (-1 if name == "expand" else 1)
         if not as_many and not (is_count and name == "expand"):
             return NotImplemented
         first = rows.values.shape[0] if name == "expand" else 1
-        return _made(picks, rows, lambda values: func(values, first, *sizes[1:]))
+        return _made(trace_masks, rows, lambda values: func(values, first, *sizes[1:]))
     if name in ("flip", "fliplr") and all(isinstance(one, int) and one % rank for one in sizes):
-        return _made(picks, rows, lambda values: func(values, *rest))
+        return _made(trace_masks, rows, lambda values: func(values, *rest))
     return NotImplemented
 
 
-def _made(picks: Picks, rows: Picked, function: Any) -> Picked:
-    with picks.recorder.on():
-        return Picked(rows.pick, function(rows.values), holds=rows.holds)
+def _made(trace_masks: TraceMasks, rows: PickedRows, function: Any) -> PickedRows:
+    with trace_masks.recorder.on():
+        return PickedRows(rows.row_mask, function(rows.values), unpicked_hold=rows.unpicked_hold)
 
 
-def _of_a_tensor(picks: Picks, values: Tensor, index: Any) -> Any:
+def _of_a_tensor(trace_masks: TraceMasks, values: Tensor, index: Any) -> Any:
     """A whole tensor indexed by picked indices, along one or several dims: `x[:, kept]`, `x[rows, classes]`."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if sum(one is Ellipsis for one in parts) == 1:
         place = next(n for n, one in enumerate(parts) if one is Ellipsis)
         parts[place : place + 1] = [slice(None)] * (values.ndim - len(parts) + 1)
-    met = [one for one in parts if isinstance(one, Picked)]
-    at = next(n for n, one in enumerate(parts) if isinstance(one, Picked))
-    plain = [*parts[:at], *parts[at + len(met) :]]
+    met = [one for one in parts if isinstance(one, PickedRows)]
+    row_dim = next(n for n, one in enumerate(parts) if isinstance(one, PickedRows))
+    plain = [*parts[:row_dim], *parts[row_dim + len(met) :]]
     is_plain = all(one is None or isinstance(one, slice) for one in plain)
     if not is_plain or any(
-        one.pick is not met[0].pick or one.at or one.values.ndim != 1 or one.values.dtype == torch.bool for one in met
+        one.row_mask is not met[0].row_mask or one.row_dim or one.values.ndim != 1 or one.values.dtype == torch.bool
+        for one in met
     ):
         return NotImplemented
-    if not at and all(isinstance(one, slice) and one == slice(None) for one in plain) and len(parts) > len(met):
-        return picks.call(Tensor.__getitem__, (values, tuple(met) if len(met) > 1 else met[0]), {})
-    if not at and len(met) == len(parts) == 1:
+    if not row_dim and all(isinstance(one, slice) and one == slice(None) for one in plain) and len(parts) > len(met):
+        return trace_masks.record_call(Tensor.__getitem__, (values, tuple(met) if len(met) > 1 else met[0]), {})
+    if not row_dim and len(met) == len(parts) == 1:
         return NotImplemented
-    shown = [given("index", one) for one in met]
-    with picks.recorder.on():
-        made = Picked(met[0].pick, values[(*parts[:at], *shown, *parts[at + len(met) :])])
-    made.at = at
+    shown = [harmless_operands("index", one) for one in met]
+    with trace_masks.recorder.on():
+        made = PickedRows(met[0].row_mask, values[(*parts[:row_dim], *shown, *parts[row_dim + len(met) :])])
+    made.row_dim = row_dim
     return made
 
 
-def _of_each(picks: Picks, rows: Picked, index: Any) -> Any:
+def _of_each(trace_masks: TraceMasks, rows: PickedRows, index: Any) -> Any:
     """`rows[torch.arange(len(rows)), classes]`, and `rows[kept, :]`."""
     parts = index if isinstance(index, tuple) else (index,)
     while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == slice(None):
         parts = parts[:-1]
     if len(parts) == 1 and len(parts) != (len(index) if isinstance(index, tuple) else 1):
         return rows[parts[0]]
-    is_each = len(parts) == 2 and all(isinstance(one, Picked) for one in parts) and parts[0].places == ROW
+    is_each = (
+        len(parts) == 2 and all(isinstance(one, PickedRows) for one in parts) and parts[0].indices_of == ROW_NUMBERS
+    )
     column = parts[1] if is_each else None
-    if column is None or column.pick is not rows.pick or parts[0].pick is not rows.pick or column.values.ndim != 1:
+    if (
+        column is None
+        or column.row_mask is not rows.row_mask
+        or parts[0].row_mask is not rows.row_mask
+        or column.values.ndim != 1
+    ):
         return NotImplemented
-    return of_columns(picks, rows, column)
+    return of_columns(trace_masks, rows, column)
 
 
-def of_columns(picks: Picks, rows: Picked, column: Picked) -> Picked:
+def of_columns(trace_masks: TraceMasks, rows: PickedRows, column: PickedRows) -> PickedRows:
     """One element along the second dim of each row; negative numbers count from the end."""
     beside = rows.values.ndim - 2
-    with picks.recorder.on():
-        number = given("gather", column)
+    with trace_masks.recorder.on():
+        number = harmless_operands("gather", column)
         number = torch.where(number < 0, number + rows.values.shape[1], number)
         number = number[(..., *[None] * (beside + 1))]
         if beside:
             number = number.expand(-1, -1, *rows.values.shape[2:])
-        return Picked(rows.pick, given("gather", rows).gather(1, number).squeeze(1))
+        return PickedRows(rows.row_mask, harmless_operands("gather", rows).gather(1, number).squeeze(1))
 
 
-def _viewed(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: Any) -> Any:
+def _viewed(trace_masks: TraceMasks, name: str, rows: PickedRows, rest: Any, kwargs: Any) -> Any:
     """All elements flattened; or rows formed from elements, if the mask is equal for all elements of such a row."""
     sizes = rows.values.shape
     asked: list[Any]
@@ -148,54 +156,60 @@ def _viewed(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: Any) -> An
         return NotImplemented
     wanted = asked[1:]
     if not wanted and math.prod(sizes[1:]) > 1:
-        return all_in_a_row(picks, rows, [], whole=True)
+        return all_in_a_row(trace_masks, rows, [], whole=True)
     if len(sizes) > 1 or not wanted or -1 in wanted:
         return NotImplemented
-    pick = narrower(picks, rows.pick, math.prod(wanted))
-    if pick is None:
+    row_mask = unexpanded_mask(trace_masks, rows.row_mask, math.prod(wanted))
+    if row_mask is None:
         return NotImplemented
-    with picks.recorder.on():
-        return Picked(pick, rows.values.reshape(pick.rows.shape[0], *wanted), holds=rows.holds)
+    with trace_masks.recorder.on():
+        return PickedRows(
+            row_mask, rows.values.reshape(row_mask.flat_mask.shape[0], *wanted), unpicked_hold=rows.unpicked_hold
+        )
 
 
-def all_in_a_row(picks: Picks, rows: Picked, wanted: list[int], *, whole: bool) -> Picked:
+def all_in_a_row(trace_masks: TraceMasks, rows: PickedRows, wanted: list[int], *, whole: bool) -> PickedRows:
     """Rows of all indices of the dims before, in sequence; `whole`: as elements, else as rows of shape `wanted`."""
     sizes = [int(size) for size in rows.values.shape]
-    before, behind = sizes[: rows.at], sizes[rows.at + 1 :] if whole else []
-    with picks.recorder.on():
-        key = ("row", rows.pick, tuple(before), tuple(behind))
-        if key not in picks.joined:
-            mask = rows.pick.rows[(..., *[None] * len(behind))] if behind else rows.pick.rows
-            picks.joined[key] = picks.of(mask.expand(*before, sizes[rows.at], *behind))
-        pick = picks.joined[key]
-        return Picked(pick, rows.values.reshape(pick.rows.shape[0], *wanted), holds=rows.holds)
+    before, behind = sizes[: rows.row_dim], sizes[rows.row_dim + 1 :] if whole else []
+    with trace_masks.recorder.on():
+        key = ("row", rows.row_mask, tuple(before), tuple(behind))
+        if key not in trace_masks.derived:
+            mask = rows.row_mask.flat_mask[(..., *[None] * len(behind))] if behind else rows.row_mask.flat_mask
+            trace_masks.derived[key] = trace_masks.of(mask.expand(*before, sizes[rows.row_dim], *behind))
+        row_mask = trace_masks.derived[key]
+        return PickedRows(
+            row_mask, rows.values.reshape(row_mask.flat_mask.shape[0], *wanted), unpicked_hold=rows.unpicked_hold
+        )
 
 
-def narrower(picks: Picks, pick: Pick, elements: int) -> Pick | None:
-    """The pick of the mask of which `pick`'s is an expansion along last dims with so many elements; None if unknown."""
-    key = ("each", pick, elements)
-    if key in picks.joined:
-        return picks.joined[key]
-    for joined, made in picks.joined.items():  # `rows.flatten().view(-1, 4)`
-        if made is pick and joined[0] == "row" and not joined[2] and math.prod(joined[3]) == elements:
+def unexpanded_mask(trace_masks: TraceMasks, row_mask: RowMask, elements: int) -> RowMask | None:
+    """The row mask of which `row_mask` is an expansion along last dims with so many elements; None if unknown."""
+    key = ("each", row_mask, elements)
+    if key in trace_masks.derived:
+        return trace_masks.derived[key]
+    for joined, made in trace_masks.derived.items():  # `rows.flatten().view(-1, 4)`
+        if made is row_mask and joined[0] == "row" and not joined[2] and math.prod(joined[3]) == elements:
             return joined[1]
-    full = pick.mask.shape
+    full = row_mask.mask.shape
     dims = next((n for n in range(len(full)) if math.prod(full[n:]) == elements), None)
     if dims is None:
         return None
-    with picks.recorder.on():
-        mask = _constant_along(picks, pick.node, len(full), dims)
+    with trace_masks.recorder.on():
+        mask = _constant_along(trace_masks, row_mask.node, len(full), dims)
         if mask is None:
             return None
-        picks.joined[key] = picks.of(mask)
-    return picks.joined[key]
+        trace_masks.derived[key] = trace_masks.of(mask)
+    return trace_masks.derived[key]
 
 
-def _constant_along(picks: Picks, node: Any, rank: int, dims: int) -> Tensor | None:
+def _constant_along(trace_masks: TraceMasks, node: Any, rank: int, dims: int) -> Tensor | None:
     """A mask without its dims from `dims` on, if it or its operands were expanded along these; None if unknown."""
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     if name in _BY_ELEMENT and not node.kwargs and node.meta[VAL].ndim == rank:
-        parts = [_constant_along(picks, one, rank, dims) if isinstance(one, fx.Node) else one for one in node.args]
+        parts = [
+            _constant_along(trace_masks, one, rank, dims) if isinstance(one, fx.Node) else one for one in node.args
+        ]
         function = getattr(Tensor, name) if node.op == "call_method" else node.target
         return None if any(one is None for one in parts) else function(*parts)
     inner = node.args[0] if name in _EXPANDING and node.op == "call_method" else None
@@ -206,7 +220,7 @@ def _constant_along(picks: Picks, node: Any, rank: int, dims: int) -> Tensor | N
         return None
     while isinstance(inner, fx.Node) and inner.meta[VAL].ndim > dims and _only_adds_dims(inner):
         inner = inner.args[0]
-    recorder = picks.recorder
+    recorder = trace_masks.recorder
     mask = next((one for one in recorder.alive if recorder.nodes.get(id(one)) is inner and one._version == 0), None)
     return mask if mask is None or mask.ndim == dims else mask.reshape(shape)
 

@@ -7,33 +7,45 @@ from typing import Any
 import torch
 
 from autopar.graph import storage_of
-from autopar.tracing.picked.harmless import IN_PLACE, given, holding, meaning
-from autopar.tracing.picked.picked import FILLED, FINITE, HARMLESS, Picked, all_in, is_plain, masked
-from autopar.tracing.picked.picks import Picks
-from autopar.tracing.picked.rows import fit, narrowed
+from autopar.tracing.picked.harmless import IN_PLACE, harmless_operands, meaning, unpicked_hold_after
+from autopar.tracing.picked.picked_rows import (
+    FILLED,
+    FINITE,
+    HARMLESS,
+    PickedRows,
+    fill_unpicked,
+    is_plain,
+    picked_rows_in,
+)
+from autopar.tracing.picked.rows import fit, intersection
+from autopar.tracing.picked.trace_masks import TraceMasks
 from autopar.tracing.pointwise import is_pointwise
 from autopar.tracing.targets import writes_its_first
 
 Tensor = torch.Tensor
 
 
-def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_write(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The written tensor (None for `__setitem__`), with the write in the graph; NotImplemented for any other call."""
-    if func is Tensor.__setitem__ and isinstance(args[0], Picked):
-        return _set(picks, *args)
-    if isinstance(args[0] if args else None, Picked) and (func.__name__ in IN_PLACE or writes_its_first(func)):
-        return changed(picks, func, args, kwargs) if fit(all_in((args, kwargs)), args, kwargs) else NotImplemented
+    if func is Tensor.__setitem__ and isinstance(args[0], PickedRows):
+        return _set(trace_masks, *args)
+    if isinstance(args[0] if args else None, PickedRows) and (func.__name__ in IN_PLACE or writes_its_first(func)):
+        return (
+            changed(trace_masks, func, args, kwargs)
+            if fit(picked_rows_in((args, kwargs)), args, kwargs)
+            else NotImplemented
+        )
     if func is not Tensor.__setitem__ or not is_plain(args[0]):
         return NotImplemented
     written, index, value = args
-    pick = _pick_of(picks, index)
-    if pick is None or written.shape[: pick.mask.ndim] != pick.mask.shape:
+    row_mask = _row_mask_of(trace_masks, index)
+    if row_mask is None or written.shape[: row_mask.mask.ndim] != row_mask.mask.shape:
         return NotImplemented
-    mask = pick.mask
+    mask = row_mask.mask
     rest = written.shape[mask.ndim :]
-    with picks.recorder.on():
-        if isinstance(value, Picked):
-            if value.pick is not pick or value.at or value.values.ndim != 1 + len(rest):
+    with trace_masks.recorder.on():
+        if isinstance(value, PickedRows):
+            if value.row_mask is not row_mask or value.row_dim or value.values.ndim != 1 + len(rest):
                 return NotImplemented
             value = value.values.reshape((*mask.shape, *value.values.shape[1:])).to(written.dtype)
         elif is_plain(value) and value.ndim > len(rest):
@@ -43,75 +55,79 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return None
 
 
-def changed(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def changed(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """In-place pointwise ops on picked rows: `rows += 1`, `rows.mul_(v)`. All rows are written."""
     rows, others = args[0], args[1:]
     name = meaning(func, args)
-    met = all_in((args, kwargs))
-    least = FINITE if holding(name, met) == FINITE else FILLED  # old values stay in the autograd graph
+    met = picked_rows_in((args, kwargs))
+    least = FINITE if unpicked_hold_after(name, met) == FINITE else FILLED  # old values stay in the autograd graph
     is_like = rows.values.ndim == max(one.values.ndim for one in met)
-    is_finite = rows.holds >= least or (least == FINITE and not rows.values.is_floating_point())
-    if any(one.pick is not rows.pick for one in met) or not is_pointwise(name):
+    is_finite = rows.unpicked_hold >= least or (least == FINITE and not rows.values.is_floating_point())
+    if any(one.row_mask is not rows.row_mask for one in met) or not is_pointwise(name):
         return NotImplemented
-    if not is_like or storage_of(rows.values) in picks.laid:
+    if not is_like or storage_of(rows.values) in trace_masks.maybe_shared:
         return NotImplemented
     if not is_finite:
-        filled = masked(rows, HARMLESS if rows.values.is_floating_point() else 1)
-        with picks.recorder.on():
+        filled = fill_unpicked(rows, HARMLESS if rows.values.is_floating_point() else 1)
+        with trace_masks.recorder.on():
             rows.values.copy_(filled)
-    shown, named = given(name, (others, kwargs))
-    with picks.recorder.on():
+    shown, named = harmless_operands(name, (others, kwargs))
+    with trace_masks.recorder.on():
         func(rows.values, *shown, **named)
-    rows.written(holding(name, met))
+    rows.written(unpicked_hold_after(name, met))
     return rows
 
 
-def _set(picks: Picks, rows: Picked, index: Any, value: Any) -> Any:
+def _set(trace_masks: TraceMasks, rows: PickedRows, index: Any, value: Any) -> Any:
     """`rows[wide] = widths[wide]` with a mask of the rows, and `rows[:, 0] = v`."""
     parts = index if isinstance(index, tuple) else (index,)
-    pick, values = rows.pick, rows.values
-    if storage_of(values) in picks.laid:
+    row_mask, values = rows.row_mask, rows.values
+    if storage_of(values) in trace_masks.maybe_shared:
         return NotImplemented
-    holds = min(rows.holds, value.holds) if isinstance(value, Picked) else min(rows.holds, FINITE)
-    if len(parts) == 1 and isinstance(parts[0], Picked):
+    unpicked_hold = (
+        min(rows.unpicked_hold, value.unpicked_hold)
+        if isinstance(value, PickedRows)
+        else min(rows.unpicked_hold, FINITE)
+    )
+    if len(parts) == 1 and isinstance(parts[0], PickedRows):
         again = parts[0].values
-        if parts[0].pick is not pick or again.dtype != torch.bool or again.ndim > values.ndim:
+        if parts[0].row_mask is not row_mask or again.dtype != torch.bool or again.ndim > values.ndim:
             return NotImplemented
-        both, rank = narrowed(pick, again), values.ndim - again.ndim + 1
-        with picks.recorder.on():
-            if isinstance(value, Picked):
-                if value.pick is not picks.of(both) or value.values.ndim != rank:
+        both, rank = intersection(row_mask, again), values.ndim - again.ndim + 1
+        with trace_masks.recorder.on():
+            if isinstance(value, PickedRows):
+                if value.row_mask is not trace_masks.of(both) or value.values.ndim != rank:
                     return NotImplemented
                 value = value.values.reshape((*both.shape, *value.values.shape[1:])).to(values.dtype)
             elif is_plain(value) and value.ndim >= rank:
                 return NotImplemented
             values.copy_(torch.where(both[(..., *[None] * (rank - 1))], value, values))
-        rows.written(holds)
+        rows.written(unpicked_hold)
         return None
     are_slices = all(isinstance(one, (slice, int)) or one is Ellipsis for one in parts)
     if not are_slices or not (parts[0] is Ellipsis or (isinstance(parts[0], slice) and parts[0] == slice(None))):
         return NotImplemented
     if parts[0] is Ellipsis and len(parts) > values.ndim:
         return NotImplemented
-    with picks.recorder.on():
+    with trace_masks.recorder.on():
         part = values[parts]
-        if isinstance(value, Picked) and (value.pick is not pick or value.values.ndim != part.ndim):
+        if isinstance(value, PickedRows) and (value.row_mask is not row_mask or value.values.ndim != part.ndim):
             return NotImplemented
         if is_plain(value) and value.ndim >= part.ndim:
             return NotImplemented
-        part.copy_(value.values) if isinstance(value, Picked) else part.copy_(torch.as_tensor(value))
-    rows.written(holds)
+        part.copy_(value.values) if isinstance(value, PickedRows) else part.copy_(torch.as_tensor(value))
+    rows.written(unpicked_hold)
     return None
 
 
-def _pick_of(picks: Picks, index: Any) -> Any:
-    """The pick of a mask used as an index, or of the indices of a mask's elements."""
+def _row_mask_of(trace_masks: TraceMasks, index: Any) -> Any:
+    """The row mask of a mask used as an index, or of the indices of a mask's elements."""
     if is_plain(index) and index.dtype == torch.bool and index.ndim:
-        return picks.of(index)
+        return trace_masks.of(index)
     parts = index if isinstance(index, tuple) else (index,)
-    if not all(isinstance(part, Picked) for part in parts):
+    if not all(isinstance(part, PickedRows) for part in parts):
         return None
-    pick = parts[0].pick
-    held = [part.places for part in parts]
-    alike = all(part.pick is pick for part in parts) and held == list(range(pick.mask.ndim))
-    return pick if alike else None
+    row_mask = parts[0].row_mask
+    held = [part.indices_of for part in parts]
+    alike = all(part.row_mask is row_mask for part in parts) and held == list(range(row_mask.mask.ndim))
+    return row_mask if alike else None

@@ -1,9 +1,11 @@
-"""Batch norms whose own forward cannot be traced: synchronised ones, and those with a cumulative average."""
+"""Batch norms whose own forward cannot be traced (synchronised ones, those with a cumulative average), and the dtype of
+their weights."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from autopar.tracing.patching import attributes_set
 
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
 _forward = _BatchNorm.forward
+_RUNNING, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
+NORMS: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys((F.batch_norm, F.instance_norm), ("input", *_RUNNING, *_AFFINE)),
+    **dict.fromkeys((torch.batch_norm, torch.instance_norm), ("input", *_AFFINE, *_RUNNING)),
+}
+"""Norms with running statistics, and the names of their tensors in order."""
 
 
 @contextlib.contextmanager
@@ -25,6 +36,23 @@ def batch_norms_traceable() -> Iterator[None]:
     """
     with attributes_set(_BatchNorm, forward=_traceable), attributes_set(nn.SyncBatchNorm, forward=_traceable):
         yield
+
+
+def with_wide_weights(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Record a norm with its weights in the dtype of its running statistics, if that is wider.
+
+    Weights are read in the compute dtype, while running statistics are buffers, which keep their own dtype. Torch takes
+    half-precision weights only with half-precision statistics, but takes float32 weights with a half-precision input.
+    """
+    names = NORMS[func]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    running = given.get(_RUNNING[0])
+    for name in _AFFINE:
+        tensor = given.get(name)
+        if tensor is not None and running is not None and tensor.dtype.itemsize < running.dtype.itemsize:
+            given[name] = recorder.record(torch.Tensor.to, tensor, running.dtype)
+    tensors = [given.pop(name) for name in names[: len(args)]]
+    return recorder.record(func, *tensors, *args[len(names) :], **given)
 
 
 def _traceable(module: _BatchNorm, input: torch.Tensor) -> torch.Tensor:

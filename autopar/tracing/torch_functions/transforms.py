@@ -13,16 +13,20 @@ from typing import Any
 
 import torch._functorch.apis  # where `torch.vmap` looks up what it calls
 import torch._functorch.eager_transforms  # and torch.func
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from autopar.graph import VAL
+from autopar.tracing.contents.asking import ask
 from autopar.tracing.patching import attributes_set
-from autopar.tracing.picked.picked import all_in
+from autopar.tracing.picked.picked_rows import picked_rows_in
 from autopar.tracing.recorder import Recorder
+from autopar.tracing.targets import FACTORIES
 from autopar.tracing.values import META
 
 _DERIVATIVES = {"grad_impl": "grad", "grad_and_value_impl": "grad_and_value", "_jvp_with_argnums": "jvp"}
+_OF_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray}
 
 
 class _Below(TorchDispatchMode):
@@ -37,10 +41,22 @@ class _Below(TorchDispatchMode):
         if kwargs.get("device") == META:  # vmap creates tensors on the device of its operands
             kwargs = {**kwargs, "device": self.recorder.device}
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._made, (args, kwargs))
+        if func is torch.ops.aten._local_scalar_dense.default and self.recorder.known.can_tell(args):
+            return ask(self.recorder, torch.Tensor.item, args, kwargs)
         result = self.recorder.record(func, *args, **kwargs)
         if torch.is_grad_enabled() and func is not torch.ops.aten.detach.default and self._requires_grad(args, kwargs):
             self._require_grad(result)
         return result
+
+    def function(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a torch function; one that makes a tensor of numbers (`torch.tensor`) is recorded itself, as no operator
+        that reaches the dispatcher says what the numbers are."""
+        if func not in FACTORIES:
+            return func(*args, **kwargs)
+        if func in _OF_NUMBERS and not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves((args, kwargs))):
+            with temporarily_clear_interpreter_stack(), _disable_current_modes():
+                return self.recorder.record(func, *args, **kwargs)
+        return func(*args, **{**kwargs, "device": META})
 
     def _made(self, tensor: torch.Tensor) -> torch.Tensor:
         """A node for zero tensors that forward-mode AD creates for missing tangents without passing any mode."""
@@ -78,11 +94,11 @@ def transformed_bodies(recorder: Recorder) -> Iterator[None]:
     def below(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             recorder = held()
-            if recorder is None or not recorder.is_recording() or recorder.is_below:
+            if recorder is None or not recorder.is_recording() or recorder.below is not None:
                 return original(*args, **kwargs)
-            for picked in all_in((args, kwargs)):
-                raise picked.unknown(f"torch.func.{name}")
-            with recorder.below_functions(), _Below(recorder):  # a single mode sees the ops of all nested transforms
+            for rows in picked_rows_in((args, kwargs)):
+                raise rows.unknown(f"torch.func.{name}")
+            with _Below(recorder) as seen, recorder.below_functions(seen.function):  # one mode for nested transforms
                 return original(*args, **kwargs)
 
         return call

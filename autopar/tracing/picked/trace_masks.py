@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopar.tracing.picked.picked import EACH, Pick, Picked, all_in, is_plain
+from autopar.tracing.picked.picked_rows import ALL_DIMS, PickedRows, RowMask, is_plain, picked_rows_in
 from autopar.tracing.targets import methods
 
 if TYPE_CHECKING:
@@ -19,45 +19,45 @@ COUNTING = methods("nonzero", "argwhere") | {torch.where}
 _BEFORE_INPUT = {"condition", "sorted_sequence", "n"}  # arguments of `where`, `searchsorted` and `polygamma`
 
 
-class Picks:
+class TraceMasks:
     """The masks of a trace that have picked rows."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.made: list[Pick] = []
-        self.joined: dict[Any, Pick] = {}  # picks of concatenated or flattened rows, by their parts
-        self.begin: Callable[[], Any] = lambda: None  # called when the first rows are picked
-        self.laid: set[Any] = set()  # storages of rows that other results may or may not share
-        self.dense: Pick | None = None
-        """The pick whose rows were multiplied by a matrix. A second such pick probably means several experts, which
+        self.masks: list[RowMask] = []
+        self.derived: dict[Any, RowMask] = {}  # masks of concatenated or flattened rows, by their parts
+        self.on_first_mask: Callable[[], Any] = lambda: None  # called when the first rows are picked
+        self.maybe_shared: set[Any] = set()  # storages of rows that other results may or may not share
+        self.multiplied_mask: RowMask | None = None
+        """The mask whose rows were multiplied by a matrix. A second such mask probably means several experts, which
         run on few rows each and should not run on all rows."""
 
     def __bool__(self) -> bool:
-        return bool(self.made)
+        return bool(self.masks)
 
-    def of(self, mask: Tensor) -> Pick:
-        """The pick of a mask; an earlier one with the same contents is reused."""
-        for pick in self.made:
-            if pick.is_of(mask):
-                return pick
-        if not self.made:
-            self.begin()
-        self.made.append(Pick(self.recorder, mask))
-        return self.made[-1]
+    def of(self, mask: Tensor) -> RowMask:
+        """The row mask of a mask; an earlier one with the same contents is reused."""
+        for row_mask in self.masks:
+            if row_mask.is_of(mask):
+                return row_mask
+        if not self.masks:
+            self.on_first_mask()
+        self.masks.append(RowMask(self.recorder, mask))
+        return self.masks[-1]
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a torch function of picked rows; UnknownDataError if it needs to know which rows are picked."""
-        from autopar.tracing.picked.ways import WAYS
+        from autopar.tracing.picked.recording_functions import RECORDING_FUNCTIONS
 
-        first = all_in((args, kwargs))[0]
+        first = picked_rows_in((args, kwargs))[0]
         name = getattr(func, "__name__", repr(func))
         if self.recorder.paused:
             raise first.unknown(name)
         kwargs = {{"axis": "dim"}.get(key, key): value for key, value in kwargs.items()}
-        if not args and isinstance(kwargs.get("input"), Picked) and _BEFORE_INPUT.isdisjoint(kwargs):
+        if not args and isinstance(kwargs.get("input"), PickedRows) and _BEFORE_INPUT.isdisjoint(kwargs):
             args = (kwargs.pop("input"),)
-        for way in WAYS:
-            made = way(self, func, args, kwargs)
+        for record in RECORDING_FUNCTIONS:
+            made = record(self, func, args, kwargs)
             if made is not NotImplemented:
                 return made
         raise first.unknown(name)
@@ -65,7 +65,7 @@ class Picks:
     def selection(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `x[mask]`, `masked_select`, `nonzero` or `torch.where(mask)` picks; None for any other call."""
         if func in COUNTING and len(args) == 1 and isinstance(args[0], Tensor):
-            return self._places(func, args[0], kwargs)
+            return self._indices(func, args[0], kwargs)
         if len(args) != 2 or kwargs or not isinstance(args[0], Tensor):
             return None
         values, index = args
@@ -75,7 +75,7 @@ class Picks:
             with self.recorder.on():
                 shape = torch.broadcast_shapes(values.shape, index.shape)
                 values, index = values.expand(shape), index if index.shape == shape else index.expand(shape)
-            return self.of(index).of(values) if index.ndim else None
+            return self.of(index).rows_of(values) if index.ndim else None
         if func is not Tensor.__getitem__:
             return None
         parts = index if isinstance(index, tuple) else (index,)
@@ -84,22 +84,22 @@ class Picks:
             return None
         from autopar.tracing.picked import across
 
-        return across.picked(self, values, parts, masks[0])
+        return across.picked_by_index(self, values, parts, masks[0])
 
-    def _places(self, func: Any, mask: Tensor, kwargs: dict[str, Any]) -> Any:
+    def _indices(self, func: Any, mask: Tensor, kwargs: dict[str, Any]) -> Any:
         """The indices that `nonzero`, `argwhere` or `torch.where(mask)` returns."""
         if not mask.ndim or kwargs.keys() - {"as_tuple"}:
             return None
         if mask.dtype != torch.bool:
             with self.recorder.on():
                 mask = mask != 0
-        pick = self.of(mask)
-        places = pick.indices()
+        row_mask = self.of(mask)
+        indices = row_mask.indices()
         if func is torch.where or kwargs.get("as_tuple"):
-            return places
+            return indices
         with self.recorder.on():
-            columns = torch.stack([one.values for one in places], 1)
-        return Picked(pick, columns, places=EACH)
+            columns = torch.stack([one.values for one in indices], 1)
+        return PickedRows(row_mask, columns, indices_of=ALL_DIMS)
 
 
 def _is_mask(value: Any) -> bool:

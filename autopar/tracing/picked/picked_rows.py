@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-EACH, ROW = -1, -2  # values of `Picked.places`
+ALL_DIMS, ROW_NUMBERS = -1, -2  # values of `PickedRows.indices_of`
 HARMLESS = 0.5
 """Fills rows that are not picked: its logarithm, root and quotients have finite values and gradients."""
 FILLED, FINITE, ANY = 2, 1, 0
 """What rows that are not picked hold: HARMLESS (integers: 0), finite numbers, or anything."""
 
 
-class Pick:
+class RowMask:
     """A copy of a mask of unknown contents that picked rows, its complement, both also flat, and the rows' number."""
 
     def __init__(self, recorder: Recorder, mask: Tensor) -> None:
         self.recorder, self.node = recorder, recorder.node_of(mask)
-        self._given, self._version = mask, mask._version
+        self._original, self._version = mask, mask._version
         with recorder.on():
             self.mask = mask.clone()  # the user may write into the original
-            self.rows = self.mask if mask.ndim == 1 else self.mask.flatten()
-            self.others = self.mask.logical_not()
-            self.other_rows = self.others if mask.ndim == 1 else self.others.flatten()
+            self.flat_mask = self.mask if mask.ndim == 1 else self.mask.flatten()
+            self.complement = self.mask.logical_not()
+            self.flat_complement = self.complement if mask.ndim == 1 else self.complement.flatten()
         self._count: Tensor | None = None
-        self.least = 0  # lower bound of the number of picked rows
-        self.counted: Any = None
+        self.min_count = 0  # lower bound of the number of picked rows
+        self.asked_number: Any = None
         """The number of picked rows (an unknown number), once it was asked for."""
 
     @property
@@ -51,22 +51,22 @@ class Pick:
         """The number of picked rows as a tensor."""
         if self._count is None:
             with self.recorder.on(), torch.no_grad():
-                self._count = self.rows.sum()
+                self._count = self.flat_mask.sum()
         return self._count
 
     @property
     def number(self) -> Any:
         """The number of picked rows as a number."""
-        if self.counted is None:
+        if self.asked_number is None:
             with self.recorder.on():
-                self.counted = self.count.item()
-            if self.least and not isinstance(self.counted, int):
-                self.counted.positive = self.counted.nonzero = True
-        return self.counted
+                self.asked_number = self.count.item()
+            if self.min_count and not isinstance(self.asked_number, int):
+                self.asked_number.positive = self.asked_number.nonzero = True
+        return self.asked_number
 
     def is_of(self, mask: Tensor) -> bool:
         """Whether a mask has these contents: the same tensor, unchanged, or computed alike (`labels >= 0`, twice)."""
-        if mask is self._given:
+        if mask is self._original:
             return mask._version == self._version
         return mask.shape == self.mask.shape and self.is_made_by(self.recorder.node_of(mask))
 
@@ -78,53 +78,56 @@ class Pick:
         nodes = self.recorder.nodes
         return all(tensor._version == 0 for tensor in self.recorder.alive if nodes.get(id(tensor)) in read)
 
-    def of(self, values: Tensor) -> Picked:
+    def rows_of(self, values: Tensor) -> PickedRows:
         """What is picked of a tensor whose first dims are those of the mask."""
         with self.recorder.on():
             number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
-            kept = filled(values, self.others, number)
+            kept = filled(values, self.complement, number)
             kept = kept.flatten(0, self.mask.ndim - 1) if self.mask.ndim > 1 else kept
-        return Picked(self, kept, holds=FILLED)
+        return PickedRows(self, kept, unpicked_hold=FILLED)
 
-    def indices(self) -> tuple[Picked, ...]:
+    def indices(self) -> tuple[PickedRows, ...]:
         """The indices of the picked elements, one tensor for each dim."""
         with self.recorder.on():
             made = []
             for dim, length in enumerate(self.mask.shape):
                 along = torch.arange(length, device=self.mask.device)
                 shown = along[(slice(None), *[None] * (self.mask.ndim - dim - 1))].expand(self.mask.shape)
-                made.append(Picked(self, shown.flatten(), places=dim))
+                made.append(PickedRows(self, shown.flatten(), indices_of=dim))
         return tuple(made)
 
 
-class Picked(Tensor):
+class PickedRows(Tensor):
     """Picked rows; they pass as a tensor in `isinstance`.
 
-    `values`: all rows, of shape (rows, ...). `places`: the dim of the mask whose indices these rows are; `EACH` if
-    their columns are the indices of all dims, `ROW` if they count the rows. `at`: the dim that the rows lie along.
+    `values`: all rows, of shape (rows, ...). `row_dim`: the dim that the rows lie along. `indices_of`: the dim of the
+    mask whose indices these rows are; `ALL_DIMS` if their columns are the indices of all dims, `ROW_NUMBERS` if they
+    count the rows.
     """
 
-    at = 0
+    row_dim = 0
 
-    pick: Pick
+    row_mask: RowMask
     values: Tensor  # type: ignore[assignment]
-    places: int | None
+    indices_of: int | None
 
     @staticmethod
-    def __new__(cls, pick: Pick, values: Tensor, places: int | None = None, holds: int = ANY) -> Picked:
-        made: Picked = Tensor._make_subclass(cls, _EMPTY)
-        made.pick, made.values, made.places = pick, values, places
-        made._holds, made._as_of = holds, values._version
+    def __new__(
+        cls, row_mask: RowMask, values: Tensor, indices_of: int | None = None, unpicked_hold: int = ANY
+    ) -> PickedRows:
+        made: PickedRows = Tensor._make_subclass(cls, _EMPTY)
+        made.row_mask, made.values, made.indices_of = row_mask, values, indices_of
+        made._unpicked_hold, made._hold_version = unpicked_hold, values._version
         return made
 
-    def written(self, holds: int) -> None:
+    def written(self, unpicked_hold: int) -> None:
         """Note a write into the rows, and what those that are not picked hold now."""
-        self.places, self._holds, self._as_of = None, holds, self.values._version
+        self.indices_of, self._unpicked_hold, self._hold_version = None, unpicked_hold, self.values._version
 
     @property
-    def holds(self) -> int:
+    def unpicked_hold(self) -> int:
         """What the rows that are not picked hold."""
-        return self._holds if self.values._version == self._as_of else ANY
+        return self._unpicked_hold if self.values._version == self._hold_version else ANY
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,10 +135,10 @@ class Picked(Tensor):
 
     def _shape(self) -> Any:
         sizes = self.values.shape
-        return (*sizes[: self.at], self.pick.number, *sizes[self.at + 1 :])
+        return (*sizes[: self.row_dim], self.row_mask.number, *sizes[self.row_dim + 1 :])
 
     def _device(self) -> torch.device:
-        with self.pick.recorder.on():
+        with self.row_mask.recorder.on():
             return self.values.device
 
     shape = property(_shape)
@@ -151,10 +154,10 @@ class Picked(Tensor):
         return self.values.is_complex()
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self.pick.recorder.picks.call(Tensor.__setitem__, (self, index, value), {})
+        self.row_mask.recorder.trace_masks.record_call(Tensor.__setitem__, (self, index, value), {})
 
     def __len__(self) -> int:
-        if self.at:
+        if self.row_dim:
             return len(self.values)
         raise self.unknown("len()")
 
@@ -162,7 +165,7 @@ class Picked(Tensor):
         raise self.unknown("__bool__")
 
     def __iter__(self) -> Iterator[Any]:
-        if self.at:
+        if self.row_dim:
             return iter(self.unbind(0))
         raise self.unknown("__iter__")
 
@@ -173,55 +176,55 @@ class Picked(Tensor):
 
     def unknown(self, name: str = "__getitem__") -> UnknownDataError:
         what = f"{name} is given rows that a mask picked, and how many these are depends on data"
-        return self.pick.recorder.unknown(what, deciding=[self.pick.mask])
+        return self.row_mask.recorder.unknown(what, deciding=[self.row_mask.mask])
 
 
 def _called(member: Any) -> Any:
-    return lambda self, *args, **kwargs: self.pick.recorder.picks.call(member, (self, *args), kwargs)
+    return lambda self, *args, **kwargs: self.row_mask.recorder.trace_masks.record_call(member, (self, *args), kwargs)
 
 
 def _read(name: str) -> property:
-    return property(lambda self: self.pick.recorder.picks.call(getter(name), (self,), {}))
+    return property(lambda self: self.row_mask.recorder.trace_masks.record_call(getter(name), (self,), {}))
 
 
 def _alike(name: str) -> property:
     return property(lambda self: getattr(self.values, name))
 
 
-for _name in {name for name in dir(Tensor) if not name.startswith("_")} - set(vars(Picked)):
+for _name in {name for name in dir(Tensor) if not name.startswith("_")} - set(vars(PickedRows)):
     # overridden, since torch's argument parsers would ask for unknown numbers
-    setattr(Picked, _name, _called(_member) if callable(_member := getattr(Tensor, _name)) else _read(_name))
+    setattr(PickedRows, _name, _called(_member) if callable(_member := getattr(Tensor, _name)) else _read(_name))
 for _name in ("dtype", "ndim", "requires_grad", "layout", "is_cuda", "is_meta"):
-    setattr(Picked, _name, _alike(_name))
+    setattr(PickedRows, _name, _alike(_name))
 _EMPTY = torch.empty(0, device="meta")
 
 
 def is_plain(value: Any) -> TypeGuard[Tensor]:
     """Whether a value is a tensor, but not picked rows."""
-    return isinstance(value, Tensor) and not isinstance(value, Picked)
+    return isinstance(value, Tensor) and not isinstance(value, PickedRows)
 
 
-def any_in(value: Any) -> bool:
+def has_picked_rows(value: Any) -> bool:
     """Whether there are picked rows among arguments."""
     if isinstance(value, (tuple, list)):
-        return any(map(any_in, value))
+        return any(map(has_picked_rows, value))
     if isinstance(value, dict):
-        return any(map(any_in, value.values()))
-    return isinstance(value, Picked)
+        return any(map(has_picked_rows, value.values()))
+    return isinstance(value, PickedRows)
 
 
-def all_in(value: Any) -> list[Picked]:
+def picked_rows_in(value: Any) -> list[PickedRows]:
     """The picked rows among arguments."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Picked)]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, PickedRows)]
 
 
-def masked(picked: Picked, fill: Any) -> Tensor:
+def fill_unpicked(rows: PickedRows, fill: Any) -> Tensor:
     """All rows, with those that are not picked filled."""
-    with picked.pick.recorder.on():
-        return filled(picked.values, picked.pick.other_rows, fill, picked.at)
+    with rows.row_mask.recorder.on():
+        return filled(rows.values, rows.row_mask.flat_complement, fill, rows.row_dim)
 
 
-def filled(values: Tensor, where: Tensor, number: Any, at: int = 0) -> Tensor:
-    """A copy with a number where a mask, of the dims from `at` on, is true."""
-    beside = values.ndim - where.ndim - at
+def filled(values: Tensor, where: Tensor, number: Any, from_dim: int = 0) -> Tensor:
+    """A copy with a number where a mask, of the dims from `from_dim` on, is true."""
+    beside = values.ndim - where.ndim - from_dim
     return values.masked_fill(where[(..., *[None] * beside)] if beside else where, number)

@@ -1,0 +1,50 @@
+"""Gradients of `redistribute()`, `to_local()` and `full_tensor()`, differentiated again (`create_graph=True`).
+
+Torch 2.11 makes such a gradient a DTensor behind autograd's back, and a second derivative lacks, without a word, what
+comes from there: the curvature of a loss that is computed on an output of the model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._api import _ToTorchTensor
+from torch.distributed.tensor._redistribute import Redistribute
+
+Again = Callable[[Any, DTensor], torch.Tensor]
+
+
+@functools.cache
+def mend_gradients() -> None:
+    """From now on they can be differentiated. Once a process."""
+    kinds: tuple[tuple[Any, Again], ...] = ((_ToTorchTensor, _wrapped), (Redistribute, _moved))
+    for function, again in kinds:
+        function.backward = staticmethod(_seen(function.backward, again))
+
+
+def _seen(own: Callable[..., Any], again: Again) -> Callable[..., tuple[Any, ...]]:
+    """A backward that makes its gradient `again`, by functions that autograd knows, where it has to and `own` has
+    not."""
+
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        found, *others = own(ctx, gradient)
+        is_asked = torch.is_grad_enabled() and gradient is not None and gradient.requires_grad
+        if is_asked and found is not None and found.grad_fn is None:
+            found = again(gradient, found)
+        return (found, *others)
+
+    return backward
+
+
+def _wrapped(gradient: torch.Tensor, found: DTensor) -> torch.Tensor:
+    options: dict[str, Any] = {"shape": found.shape, "stride": found.stride()}
+    return DTensor.from_local(gradient, found.device_mesh, found.placements, run_check=False, **options)
+
+
+def _moved(gradient: DTensor, found: DTensor) -> torch.Tensor:
+    moved: torch.Tensor = gradient.redistribute(placements=found.placements)
+    return moved.to(found.dtype)
