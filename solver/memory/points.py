@@ -123,7 +123,7 @@ class Points:
         return pieces, pieces_behind, current, begin
 
     def _before_layers(self, stage: Stage, data: StageBytes) -> Expression:
-        """What a block keeps before its first op that reads a weight: it lives while the bucket is reduced."""
+        """What a block's ops before the first that reads a weight keep: it lives while the bucket is reduced."""
         region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
         first, found = self.problem.grouping.first_reader(region), Expression()
         for member in stage.ops:
@@ -159,7 +159,7 @@ class Points:
 
     def _left_to_do(self, stage: Stage) -> list[Expression]:
         """Gradients of activations that live when the backward of a stage's first, second and last block has only the
-        ops before the first reader of a parameter left."""
+        ops before the first reader of a weight left."""
         first = self.problem.grouping.first_reader(self.problem.grouping.region(self.problem.ops[stage.ops[0]].node))
         period = stage.repeat.period if stage.repeat is not None else 0
         blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})

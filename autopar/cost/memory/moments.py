@@ -184,7 +184,7 @@ class _Walk:
 
     def _reducing(self, i: int, gradients: int, kept: set[Copy]) -> tuple[int, _Peak]:
         """The point at which a region's bucket is reduced: all of its gradients are there, and the saved tensors of its
-        ops before the first that reads a parameter, which backward has yet to reach."""
+        ops before the first that reads a weight (`first_reader`), which backward has yet to reach."""
         growth, first = Growth(self.plan, i, kept), self.grouping.first_reader(i)
         for node in self.plan.members[i]:
             if self.lifetimes.position[node] >= first:

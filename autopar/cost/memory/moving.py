@@ -212,7 +212,7 @@ def _moving(
     held = bucket // HELD if way.scatters_later else 0
     result = way.result * own
     early = result if result >= whole else 0
-    more = max(0, result - elements * own) if way.passes else 0  # the input of the next collective
+    more = max(0, result - elements * own) if way.passes else 0  # the next collective's input beyond the result
     left = (bucket if way.scatters else 0) + bucket * more // max(1, whole) + held
     left_of_one = left * grouping.one_of_bucket(ref, wanted, travels) // max(1, bucket)
     is_cast = reduction_dtype(memory, ref) != memory.stored_dtype(ref.node)
