@@ -1,1 +1,1 @@
-"""Memory rows: the terms of `cost.memory.formulas` as expressions, at every moment where the peak can be."""
+"""Memory rows of the ILP: the terms of `cost.memory` as expressions, at every moment that can be the peak."""

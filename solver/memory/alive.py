@@ -1,4 +1,4 @@
-"""What lives for a moment at the points of an op (`cost.memory.momentary`), as sums over choices and flows."""
+"""Bytes that live only at one point of an op, as `cost.memory.momentary` has them: sums over choices and flows."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression, Flow, largest
 from autopar.strategies.strategy import Strategy
 
-_FEW = 2  # terms that every point has as they are
+_FEW = 2  # terms: a longer sum becomes a variable of its own, which all points that have the sum share
 BytesOf = Callable[[StepMemory, TensorRef, Layout, Layout], int]
 
 
 class Alive:
-    """Of a model's ops; `into`: the flows into each, those of one tensor together, parameters apart; `reads`: by what
-    is read, its output, and what reads it, with the input's number."""
+    """Of a model's ops. `into`: by op, the flows into it, grouped by the tensor read, without those of parameters.
+    `reads`: flows by the op that makes the tensor, the output's number and the reader, with or without the input's."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.problem = model, model.problem
@@ -41,14 +41,14 @@ class Alive:
         self._stagings: dict[tuple[object, ...], int | None] = {}
         self.into: dict[int, list[list[Flow]]] = {}
         self.reads: dict[tuple[int, ...], Flow] = {}
-        for flow in reversed(model.flows):  # what one stands for reads alike
+        for flow in reversed(model.flows):  # of several flows of a key, the first stands for all
             key = flow.tensor.source, flow.tensor.output, flow.use.op
             self.reads[key] = self.reads[(*key, flow.use.index)] = flow
         for flows in self._by_reader():
             self.into.setdefault(flows[0].use.op, []).append(flows)
 
     def _by_reader(self) -> Iterable[list[Flow]]:
-        """The flows of one tensor to one op, parameters apart."""
+        """Lists of the flows of one tensor to one op; none for parameters."""
         found: dict[tuple[int, int, str, int], list[Flow]] = {}
         for flow in self.model.flows:
             tensor = flow.tensor
@@ -57,13 +57,14 @@ class Alive:
         return found.values()
 
     def _read(self, member: int, kind: str) -> Iterable[list[Flow]]:
-        """The flows into an op of a block that reads what stands before its stage ("first"), or a block ("next")."""
+        """The flows into an op of a stage's first block (`kind` "first"), or of a later one ("next"), which reads the
+        block before it where the first reads other stages."""
         for flows in self.into.get(member, ()):
             if flows[0].tensor.kind not in ("first", "next") or flows[0].tensor.kind == kind:
                 yield flows
 
     def at(self, member: int, point: Point, kind: str) -> Expression:
-        """What lives at a point for a moment."""
+        """All bytes that live only at this point."""
         found: Expression = {}
         for variable, choice in zip(self.model.x[member], self.problem.ops[member].choices, strict=True):
             add(found, variable, own_bytes(self.lifetimes, point, choice.strategy))
@@ -79,12 +80,12 @@ class Alive:
         return found
 
     def converts(self, member: int, point: Point, kind: str) -> bool:
-        """Whether anything that is converted for the op lives at a point."""
+        """Whether conversions of what the op reads take bytes at a point."""
         converted = (self._converted(flows, point) for flows in self._read(member, kind))
         return any(one is not None for one in converted) or self._staged(member, point, kind) is not None
 
     def given(self, member: int, point: Point, kind: str) -> Expression:
-        """What an op reads of values that nobody keeps so far: as they lie where they were made, and are wanted."""
+        """The inputs that no op before this one keeps: bytes of each in its maker's layout and in the wanted one."""
         found: Expression = {}
         unsaved = self.lifetimes.unsaved(point.node)
         for flow in (flow for flows in self._read(member, kind) for flow in flows):
@@ -97,7 +98,8 @@ class Alive:
         return found
 
     def passing(self, point: Point) -> Expression:
-        """Other tensors' values or gradients, and in backward the gradients of the op's own."""
+        """Values or gradients of other tensors that live at a point, and in backward the gradients of the op's
+        outputs."""
         found: Expression = {}
         for ref in point.passing:
             self._add_as_made(found, ref)
@@ -108,7 +110,7 @@ class Alive:
         return found
 
     def _add_sum(self, found: Expression, name: str, terms: Expression) -> None:
-        """Terms that many points have, as one variable."""
+        """Add a sum that several points may have: as a shared variable, unless it has few terms."""
         if len(terms) > _FEW:
             key = frozenset(terms.items())
             if key not in self._sums:
@@ -120,7 +122,7 @@ class Alive:
             add(found, variable, size)
 
     def _by_flow(self, read: Read, bytes_of: BytesOf) -> Expression:
-        """A sum over the flows that a read can take."""
+        """`bytes_of` a read as a sum over the flows that it can take."""
         key = self._flow(read), bytes_of
         if key not in self._flow_bytes:
             found = self._flow_bytes[key] = {}
@@ -129,7 +131,8 @@ class Alive:
         return self._flow_bytes[key]
 
     def _apart(self, read: Read, to_come: Read | None = None) -> Expression:
-        """A gradient that is not another's where a read converts its tensor, unless the one to come wants it so too."""
+        """A gradient that is a tensor of its own, where it would share another's storage, because this read converts
+        it; not counted yet where the read `to_come` wants the same layout and may share the conversion."""
         terms = self._by_flow(read, apart_bytes)
         if to_come is None or not terms:
             return terms
@@ -155,14 +158,14 @@ class Alive:
         return found if found is not None else self.reads[key]
 
     def _add_as_made(self, found: Expression, ref: TensorRef) -> None:
-        """A tensor as its maker's choices lay it out."""
+        """Add the bytes of a tensor in the layouts of its maker's choices."""
         source = self.problem.op_of[ref.node]
         for variable, choice in zip(self.model.x[source], self.problem.ops[source].choices, strict=True):
             add(found, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
 
     def _staged(self, member: int, point: Point, kind: str) -> int | None:
-        """What the largest conversion stages beyond what is not there meanwhile (`cost.memory.momentary`), as a
-        variable in MiB; None where that is nothing."""
+        """What the largest conversion stages for its collectives, beyond those bytes of the point that are not there
+        meanwhile (`cost.memory.momentary`): a variable in MiB, or None where it is 0."""
         missing = tuple(self._missing(point, choice.strategy) for choice in self.problem.ops[member].choices)
         others = [ref for ref in point.over if ref.node is not point.node]
         over = tuple((self.problem.op_of[ref.node], ref.index) for ref in others)
@@ -186,11 +189,11 @@ class Alive:
         return self._stagings[key]
 
     def _staged_by(self, flow: Flow, missing: Array, *, backward: bool) -> Linear | None:
-        """What a conversion stages less what is `missing` meanwhile, by the op's choices: at most 0 where that is more,
-        and None where it always is.
+        """What a conversion stages, less the bytes `missing` meanwhile by the op's choices: at most 0 where these are
+        more, and None where they always are.
 
-        Of the choices that want the tensor alike, what is missing with all of them is taken from the flows: few are
-        left.
+        The least that is missing with all choices that want one layout is subtracted from the flows to that layout, so
+        that few terms are left.
         """
         table = self.model.costs.table(self.problem.ref(flow.tensor))
         if backward and not table.needs_grad:
@@ -213,13 +216,14 @@ class Alive:
         return terms
 
     def _missing(self, point: Point, strategy: Strategy) -> int:
-        """What an op itself has at a point and not while its inputs are converted, its results' gradients among it."""
+        """The op's own bytes at a point that are not there while its inputs are converted, with gradients of
+        results."""
         own = (ref for ref in point.over if ref.node is point.node)
         gradients = sum(self.memory.local_bytes(ref, strategy.outputs[ref.index]) for ref in own)
         return not_while_converting_bytes(self.lifetimes, point, strategy) + gradients
 
     def _converted(self, flows: Sequence[Flow], point: Point) -> int | None:
-        """`conversion_bytes` of what one op reads of a tensor, as a variable in MiB; None where it is 0."""
+        """`conversion_bytes` of one tensor that an op reads, as a variable in MiB; None where it is 0."""
         slices = not point.backward and slices_beside(self.memory, point.node, self.problem.ref(flows[0].tensor))
         key = flows[0], point.backward, slices
         if key not in self._conversions:
@@ -238,7 +242,8 @@ class Alive:
         return self._conversions[key]
 
     def _one_read(self, flow: Flow, moves: Array) -> Linear:
-        """All that the source's choices give less what stays: flows without collectives are fewer than those with."""
+        """The tensor's bytes by its maker's choices, less those of flows that convert nothing: of these there are fewer
+        than of flows that convert."""
         terms, sizes = Linear(), self._sizes(flow)
         for size, ones in zip(sizes, self.model.ends(flow.tensor).values(), strict=True):
             for variable in ones:
@@ -248,7 +253,7 @@ class Alive:
         return terms
 
     def _several(self, flows: Sequence[Flow], moving: Sequence[Array]) -> Linear:
-        """x times x: where both want the same, x is converted once."""
+        """Of an op that reads a tensor several times (x * x): reads that want one layout share a conversion."""
         places = {layout: i for i, layout in enumerate(dict.fromkeys(w for flow in flows for w in flow.wanted))}
         grids = []
         for flow, moves in zip(flows, moving, strict=True):
@@ -261,7 +266,8 @@ class Alive:
         return terms
 
     def _counts(self, flow: Flow, slices: bool, *, backward: bool) -> Array:
-        """Whether what a conversion is given counts, by the layouts of both; `slices`: also where that is cut."""
+        """Whether a conversion's source counts beside its result, by the layouts of both: where collectives run and,
+        with `slices`, where it only cuts a slice."""
         if slices:
             table = self.model.costs.table(self.problem.ref(flow.tensor))
             return table.makes_another([layout for layout, _ in flow.ports], flow.wanted, backward=backward)

@@ -1,18 +1,18 @@
-"""Small blocks share buckets, but each that is recomputed as a whole has its own: rows for where all of them are.
+"""Two cases of memory rows: small blocks share buckets, but a block recomputed as a whole has a bucket of its own.
 
-Stages are together where any of their blocks share a bucket. k tells whether any block of such stages is not recomputed
-as a whole; where it is 0, what is on its way is of buckets of one block. The rows of `solver.memory.peaks` that count
-with shared ones say nothing then, and those with buckets of one block count at any rate, as they say less than the
-others where these count. What other stages see of these blocks is T, of S bytes in shared buckets and s in own ones::
+Stages are together if any of their blocks share a bucket. k tells whether any block of stages that are together is not
+recomputed as a whole; if k = 0, each bucket on its way is that of one block. The rows of `solver.memory.peaks` with
+shared buckets are switched off then. Those with own buckets always hold, since they are implied by the rows with shared
+ones where these are on. Other stages see T bytes of the blocks: S in shared buckets, or s in own ones::
 
     T >= s,  T >= S - most S * (1 - k)
 
-Where some buckets are of recomputed blocks and others are not, shared buckets count for all of them, and beside these
-what may arrive for a recomputed block before, A, of the bytes s that arrive of one::
+If only some of the blocks that share buckets are recomputed, shared buckets count for all of them, and beside these A,
+what may arrive for the own bucket of a recomputed block before, of s bytes; q tells whether there is one::
 
     A >= s - most s * (1 - q)
 
-So rows say more than the prediction there where whole groups are recomputed, and others are not.
+So the rows count more than the prediction where whole groups of such blocks are recomputed and others are not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autopar.solver.model import Model
 
 
 class Division:
-    """Of a model's stages."""
+    """Which of a model's stages share buckets, and the variables k, T and A of the module docstring."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.program, self.grouping = model, model.program, model.problem.grouping
@@ -33,7 +33,7 @@ class Division:
         groups = [{stage_of[one] for one in self.grouping.together(region)} for region in range(len(stage_of))]
         self._together: list[frozenset[int]] = [frozenset()] * len(stages)  # by stage, empty where nothing is shared
         some: set[int] = set()
-        for region, group in enumerate(groups):  # in order, so that stages that are together follow one another
+        for region, group in enumerate(groups):  # in order: stages that are together follow one another
             some = (some | group) if some & group else set(group)
             if self.grouping.shares(region):
                 for stage in some:
@@ -49,12 +49,12 @@ class Division:
         self._kept: dict[frozenset[int], int] = {}
 
     def of(self, stage: int) -> frozenset[int]:
-        """The stages that are together with one, itself among them; none where its blocks share no bucket, or where not
-        all of these can be recomputed."""
+        """The stages that are together with a stage, itself among them; none if its blocks share no bucket, or if any
+        of these stages cannot be recomputed."""
         return self._together[stage]
 
     def kept(self, stage: int) -> int:
-        """k of the head of this file."""
+        """k of the module docstring, for the stages together with this one."""
         some = self._together[stage]
         if some not in self._kept:
             each = [self.model.kept(one) for one in sorted(some)]
@@ -66,7 +66,7 @@ class Division:
         return self._kept[some]
 
     def seen(self, stage: int, shared: int | None, own: int | None, most: float) -> int | None:
-        """T of the head of this file, of two sums in MiB."""
+        """T of the module docstring, from S (`shared`, at most `most`) and s (`own`), in MiB."""
         if shared is None or not most:
             return shared
         found = self.program.variable("seen", upper=None, whole=False)
@@ -76,8 +76,8 @@ class Division:
         return found
 
     def arriving(self, stage: int, own: Callable[[int], list[tuple[int | None, float]]]) -> int | None:
-        """A of the head of this file, where there are several buckets; `own`: sums in MiB of a stage that arrive, each
-        with its most."""
+        """A of the module docstring; None where there is only one bucket. `own`: what arrives of a stage's own buckets,
+        as sums in MiB with an upper bound on each."""
         if len(self._buckets[self._together[stage]]) < 2:
             return None
         found = self.program.variable("arriving", upper=None, whole=False)

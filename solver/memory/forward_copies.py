@@ -1,15 +1,15 @@
-"""Copies of parameters that a forward reads, as expressions: `solver.memory.forward_rows` adds them up.
+"""Copies of parameters that a forward reads, as expressions that `solver.memory.forward_rows` adds up.
 
-A copy counts with the op that is the first to read it so::
+A copy of a parameter stored as l, in the layout w, counts from the first op that reads it in that layout::
 
     fresh[u,l,w] >= f[u,l,w] - sum of f[t,l,w] over readers t before u
 
-and in regions behind that one, until its last reader, where it is read in both::
+and in later regions, until its last reader, if ops both before and after read it::
 
     stays[l,w] >= f[t,l,w] + f[u,l,w] - 1       for all readers t before and u to come
 
-In the forward of a training step, what an op keeps for backward stays until the end of its region, and then counts
-among what the regions before keep.
+In the forward of a training step, a copy that an op keeps for backward stays until the end of the op's region, and then
+counts with what the regions before keep.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from autopar.solver.seconds.replays import Expression, Flow, Pair
 
 
 class Read(NamedTuple):
-    """An op that reads a parameter, ops that have read it before, and its last reader in this region, if it is that of
-    all: all by their numbers."""
+    """An op that reads a parameter, the ops that have read it before, and its last reader of all if that is in this
+    region; all by their numbers."""
 
     op: int
     parameter: int
@@ -37,7 +37,7 @@ class Read(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """A parameter between ops that have read it in regions before, and those that are yet to."""
+    """A parameter that ops of regions before have read, and that later ops are still to read."""
 
     parameter: int
     before: tuple[int, ...]
@@ -45,8 +45,8 @@ class Stay(NamedTuple):
 
 
 class ForwardCopies:
-    """Of a model; `flows`: by the op that is read and the op that reads it, both of one block; `memory`, `grouping`: of
-    a pass without backward over its graph."""
+    """The copies of a model. `flows`: by the op read and its reader, both of one block; `memory`, `grouping`: those of
+    a pass without backward over the model's graph."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class ForwardCopies:
         self._sums: dict[tuple[str, tuple[Read, ...]], int | None] = {}
 
     def copies(self, read: Read, *, moves: bool, leave: bool = False) -> Expression:
-        """Bytes of what an op is the first to read, either of what moves or of what is converted there; `leave`: but
-        for what may be kept when the last op has read it."""
+        """Bytes of the copies that an op is the first to read: of those that move or, if not `moves`, those that are
+        converted on the spot. `leave`: without those that may be kept after their last reader."""
         found: Expression = {}
         for variable, one, kept in self._fresh_of(read):
             if moves == (one.arriving > 0) and not (leave and kept):
@@ -73,11 +73,12 @@ class ForwardCopies:
         return found
 
     def moves(self, reads: Sequence[Read]) -> bool:
-        """Whether anything is made for what some ops are the first to read."""
+        """Whether any copy is made for what some ops are the first to read."""
         return any(self._fresh_of(read) for read in reads)
 
     def staying(self, stay: Stay) -> Expression:
-        """Bytes of a parameter's copies that ops have read, and others, or the same ones of other blocks, will."""
+        """Bytes of a parameter's copies that ops have read and later ops, or the same ops of later blocks, will
+        read."""
         if stay not in self._stays:
             before = self.by_pair(stay.parameter, stay.before, but_kept=True)
             later = self.by_pair(stay.parameter, stay.later)
@@ -93,19 +94,20 @@ class ForwardCopies:
         return self._stays[stay]
 
     def sum(self, kind: str, reads: tuple[Read, ...]) -> int | None:
-        """A variable for the bytes of a kind of a bucket of what some ops are the first to read, as
-        `cost.memory.gathers` has them."""
+        """A variable for the bytes of a kind (a field of `Moving`) of the largest bucket of what some ops are the first
+        to read, as in `cost.memory.gathers`."""
         if (kind, reads) not in self._sums:
             moved = [[(one, v) for v, one, _ in self._fresh_of(read) if one.arriving] for read in reads]
             self._sums[kind, reads] = self.total(kind, moved, kind == "gathered")
         return self._sums[kind, reads]
 
     def most(self, kind: str, reads: Sequence[Read]) -> float:
-        """No less than `sum` of the same can be."""
+        """An upper bound on `sum` of the same arguments, in bytes."""
         return sum(sum(one.alone * getattr(one, kind) for _, one, _ in self._fresh_of(read)) for read in reads)
 
     def _fresh_of(self, read: Read) -> list[tuple[int, Moving, bool]]:
-        """Variables of what an op is the first to read, what moves for each, and whether any op may keep it."""
+        """The copies that an op is the first to read: each one's variable, what moves for it, and whether an op may
+        keep it."""
         if read not in self._fresh:
             earlier = {pair: list(some) for pair, (_, some) in self.by_pair(read.parameter, read.before).items()}
             found = self._fresh[read] = []
@@ -123,8 +125,8 @@ class ForwardCopies:
     def by_pair(
         self, parameter: int, ops: Sequence[int], *, but_kept: bool = False
     ) -> dict[Pair, tuple[Moving, list[int]]]:
-        """What moves for a parameter as ops may read it, and the variables of these flows; `but_kept`: of those that do
-        not keep it whatever is recomputed."""
+        """By storage and wanted layout, what moves for a parameter, and the variables of the ops' flows; `but_kept`:
+        without flows to ops that keep it whatever is recomputed."""
         found: dict[Pair, tuple[Moving, list[int]]] = {}
         for op in ops:
             for flow in self.flows.get((parameter, op), []):
@@ -136,7 +138,7 @@ class ForwardCopies:
         return found
 
     def _first(self, flow: int, earlier: Sequence[int]) -> int:
-        """A variable that is at least 1 where a flow is, and none of those earlier."""
+        """A variable that is at least 1 where a flow is 1 and none of the `earlier` ones is."""
         if not earlier:
             return flow
         fresh = self.program.variable("fresh", whole=False)
@@ -149,5 +151,5 @@ class ForwardCopies:
         return moving(self.memory, self.grouping, ref, storage, wanted.value(), regather=regather)
 
     def _keeps(self, flow: Flow) -> bool:
-        """Whether an op keeps the parameter that it reads for backward, where that is not gathered again."""
+        """Whether an op keeps the parameter that it reads for backward, unless it is gathered again."""
         return flow.use.index in self.problem.memory.saved(self.problem.ops[flow.use.op].node)[0]

@@ -1,15 +1,15 @@
-"""Memory rows of a training step's forward, of the regions where it may hold the peak (`cost.memory.forward_part`).
+"""Memory rows of a training step's forward, for the regions where it may hold the peak (`cost.memory.forward_part`).
 
-Of a stage's block that keeps K(v) as far as v (`solver.memory.rows`), and of which `solver.memory.forward_rows` tells
-what is there at v besides, with parameters that are on their way::
+K(v) is what a block's ops up to v keep (`solver.memory.rows`); what else is there at v, with parameters on their way,
+is that of `solver.memory.forward_rows`::
 
     W_0 >= K(v) + alive(v) + copies(v) + moving(v)          W_l: as in backward
     first block:           always + H(before)             + W_l <= budget
     last block of level l: always + H(before) + H_l - F_l + W_l <= budget
 
-Blocks keep more from one to the next and have no gradients yet, so that of those behind the first one the last of each
-level bounds all, and any of them is taken for it. W has copies of parameters that are kept from their arrival on, and
-not where they are read, so that K is without them.
+What is kept grows from block to block, and there are no gradients yet: of the blocks after the first, the last of each
+level has the most, so each of them is stated as if it were that one. Copies of parameters that are kept count in W from
+their arrival on, and so not in K.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from autopar.solver.memory.sums import Sums
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression, Flow
 
-_BLOCK = Phase.SINCE  # all points count as of one phase: what is on its way is among their bytes
+_BLOCK = Phase.SINCE  # the one phase of all points here: what is on its way is already among their bytes
 
 
 class ForwardPeaks:
-    """Adds the rows of a model's stages with `peaks`; `flows` as in `ForwardRows`."""
+    """Adds the forward rows of a model's stages by `peaks`; `flows` as in `ForwardRows`."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class ForwardPeaks:
         self.rows = ForwardRows(model, flows, points, sums.bucket, part.memory, part.grouping)
 
     def add(self, number: int, data: StageBytes, there: Sequence[int | None], before: int | None) -> None:
-        """`there`: what lives all the while, but what stages `before` keep."""
+        """Add the rows of a stage. `there`: variables of what lives throughout; `before`: of what stages before
+        keep."""
         stage = self.problem.stages[number]
         begins, grown = self.points.begins(stage), dict[bool, dict[int, tuple[Expression, Expression]]]()
         pieces: dict[bool, Pieces] = {}
@@ -70,13 +71,13 @@ class ForwardPeaks:
             self.peaks.add_forward(number, data, fullest, there, before, later, off, behind=behind)
 
     def _always_counts(self, number: int) -> bool:
-        """Whether rows of a stage count where all blocks that share its buckets are recomputed, too."""
+        """Whether a stage's rows hold even where all blocks that share its buckets are recomputed as a whole."""
         first, count = self.rows.first[number], self.problem.stages[number].count
         some = not self.part.regions.isdisjoint(range(first, first + count))
         return some or not self.peaks.way.division.of(number)
 
     def _growth(self, number: int, data: StageBytes, *, behind: bool) -> dict[int, tuple[Expression, Expression]]:
-        """What a block keeps before each op and with it, parameters apart."""
+        """By op: what a block keeps before the op runs and once it has run, parameters apart."""
         current = dict(data.brought.get(-1, {})) if behind else {}
         found: dict[int, tuple[Expression, Expression]] = {}
         for member in self.problem.stages[number].ops:
@@ -87,7 +88,7 @@ class ForwardPeaks:
         return found
 
     def _returned_later(self, number: int) -> Expression:
-        """Outputs that count always, and that stages behind this one make, taken off."""
+        """Outputs that count always though later stages make them: with a minus sign, to be taken off here."""
         memory, found = self.problem.memory, dict[int, float]()
         last = self.rows.first[number] + self.problem.stages[number].count - 1
         for output, op in enumerate(self.problem.ops):

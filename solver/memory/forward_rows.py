@@ -1,15 +1,15 @@
-"""Memory rows of a forward: what the ops of each region have alive, and copies of parameters, op by op.
+"""Memory rows of a forward: what lives at each op of a region, and which copies of parameters are there.
 
-Of a pass without backward these are the moments of `cost.memory.forward_moments`, and a row each; in a training step
-what blocks keep comes to it (`solver.memory.forward_part`).
+For a pass without backward, each point of `cost.memory.forward_moments` is a row; in a training step, what blocks keep
+is added (`solver.memory.forward_part`). Copies of parameters are in `solver.memory.forward_copies`.
 
-Where the blocks of a stage are equal, the rows are those of the first, of the last and of two between, with all that is
-on its way in any of these; `solver.memory.forward_copies` has the copies of parameters.
+Where the blocks of a stage are equal, rows are those of the first, the last and two blocks between, with all that is on
+its way in any of these.
 
-Which of a region's ops is the first to read a parameter that moves depends on the plan: so of every one that reads any,
-it is asked what is under way if those before it moved none. Where they do, what lands is less, and what arrives is
-switched off. What is there since counts from the first of them on, moved or not: this is more than the prediction has,
-by what arrives behind, where that one does not move.
+Which op of a region is the first to read a parameter that moves depends on the plan. So every op that reads a parameter
+has rows as if no op before it had moved one. Where one has, less lands, and the row of what arrives is switched off.
+What is there once a bucket has landed counts from the first reader on, whether its parameter moves or not: where it
+does not, the rows count more than the prediction, by what arrives next.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from autopar.solver.seconds.replays import Expression, Flow
 
 Rows = Callable[[str, Sequence[Sequence[int | None]], Expression], None]
 _OWN = {Phase.BEFORE: "arriving", Phase.LANDING: "landing"}
-"""Fields of `Moving` that a region's own parameters have until they are there."""
+"""By phase, the field of `Moving` for a region's own parameters until they are there."""
 
 
 class _Bucket(NamedTuple):
-    """A kind of bytes of a bucket of what some ops are the first to read, as `ForwardCopies.sum` takes it."""
+    """Bytes of a kind (a field of `Moving`) of a bucket of what some ops are the first to read: the arguments of
+    `ForwardCopies.sum`."""
 
     kind: str
     reads: tuple[Read, ...]
 
 
 class _Region(NamedTuple):
-    """What the rows of a region are made of: equal for those with equal rows. `stays`: parameters that were read in a
-    region before and will be, and whether the last time is in this one."""
+    """All that the rows of a region depend on, so that equal regions share rows. `stays`: parameters that a region
+    before has read and this or a later one reads, each with whether the last read is in this one."""
 
     stage: int
     begins: bool
@@ -57,14 +58,14 @@ class _Region(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes what lives at a point of an op of a block (0: the first), beside what others do: in `phase`."""
+    """Takes the `terms` of what lives in a `phase` at a point of an op of a block (0: the first)."""
 
     def __call__(self, block: int, member: int, phase: Phase, terms: Expression, /) -> None: ...
 
 
 class ForwardRows:
-    """Asks the blocks of a model; `flows`: by the op that is read and the op that reads it, both of one block;
-    `memory`, `grouping`: of a pass without backward over its graph."""
+    """The forward rows of a model. `flows`: by the op read and its reader, both of one block; `memory`, `grouping`:
+    those of a pass without backward over the model's graph."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class ForwardRows:
         self._own = [self._read_first(i) for i in range(len(self.stage_of))]
 
     def add(self, rows: Rows, always: int | None) -> None:
-        """The rows of a pass without backward; `always`: what lives all the while."""
+        """Add the rows of a pass without backward; `always`: what lives throughout."""
         for number in range(len(self.problem.stages)):
 
             def a_row(_: int, __: int, ___: Phase, terms: Expression, name: str = f"stage {number}") -> None:
@@ -97,8 +98,8 @@ class ForwardRows:
             self.stage(number, a_row)
 
     def stage(self, number: int, sink: Sink, some: Container[int] | None = None, landings: Container[int] = ()) -> None:
-        """What lives at the points of a stage's blocks, equal ones once; of `some` of all regions, and of others those
-        at which a bucket lands."""
+        """Give what lives at the points of a stage's blocks to `sink`, equal blocks once. Where `some` regions are
+        given, all points of these count, and in the regions `landings` only those at which a bucket lands."""
         first, stage = self.first[number], self.problem.stages[number]
         done: set[tuple[object, ...]] = set()
         for block in range(stage.count):
@@ -115,7 +116,7 @@ class ForwardRows:
                     _Block(self, alike, one, sink, landing_alone=lands).add()
 
     def _gathers(self, alike: _Region) -> bool:
-        """Whether any parameter may be there otherwise than it is stored."""
+        """Whether any copy of a parameter may be there beside the stored one."""
         buckets = [bucket.reads for _, moved in alike.moved for bucket, _ in moved]
         return bool(alike.stays) or any(map(self.copies.moves, [alike.own, *buckets]))
 
@@ -125,7 +126,7 @@ class ForwardRows:
     # -- regions ------------------------------------------------------------------------------------------------------
 
     def _read_first(self, i: int) -> tuple[Read, ...]:
-        """What a region's ops read of parameters, unless the same op of an equal block has read it before."""
+        """The reads of parameters by a region's ops, without those that the same op of an earlier equal block did."""
         found: list[tuple[int, Read]] = []
         for node, readers in self.readers.items():
             regions = [self.grouping.region(reader) for reader in readers]
@@ -157,7 +158,7 @@ class ForwardRows:
 
 
 class _Block:
-    """The rows of one block of a stage, the region of which is `alike`."""
+    """The rows of one block of a stage; `alike`: all that they depend on."""
 
     def __init__(self, of: ForwardRows, alike: _Region, block: int, sink: Sink, *, landing_alone: bool) -> None:
         self.of, self.alike, self.block, self.sink = of, alike, block, sink
@@ -166,8 +167,8 @@ class _Block:
         self.ops = stage.ops
         self.kind, self.ahead = "next" if block else "first", block * stage.repeat.period if stage.repeat else 0
         self.moved = dict(alike.moved)
-        self.there: Expression = {}  # copies that ops have read first, and will again or do
-        self.landed: Expression = {}  # those of the bucket that moves as one, once it has
+        self.there: Expression = {}  # copies that an op has read and this or a later op reads
+        self.landed: Expression = {}  # those of a bucket that lands as a whole, once it has
 
     def add(self) -> None:
         of, alike = self.of, self.alike
@@ -193,7 +194,8 @@ class _Block:
             self._leave(member, together=together)
 
     def _point(self, member: int, point: Point, pending: Sequence[Read], before: Expression) -> None:
-        """The rows of an op; `pending`: what it, and ops before it without a point, read first; `before` that."""
+        """The rows of an op at a point. `pending`: what the op, and ops before it without a point, are the first to
+        read; `before`: the copies that were there before these."""
         alive, own = self.of.points.alive.at(member, point, self.kind), self.alike.own
         at = self.ops.index(member)
         later = tuple(read for read in own if self.ops.index(read.op) > at)
@@ -219,19 +221,20 @@ class _Block:
             self._row(member, Phase.LANDING, [before, self.of.points.alive.passing(point), given], (*pending, *later))
 
     def _switched_off(self, seen: Sequence[Read]) -> Expression:
-        """What makes a row say nothing of what is on its way where any of these parameters moves."""
+        """Terms that disable a row's bytes on their way (big M) where any of the parameters already `seen` moves."""
         found: Expression = {}
         limit = sum(self.of.copies.most(*bucket) * many for bucket, many in self.moved[Phase.BEFORE])
         limit += self.of.copies.most("arriving", self.alike.own)
         for read in seen:
-            if not read.before:  # else it may have moved with a region before
+            if not read.before:  # else it may have moved in an earlier region
                 for one, variables in self.of.copies.by_pair(read.parameter, [read.op]).values():
                     for variable in variables if one.arriving else ():
                         add(found, variable, -limit)
         return found
 
     def _row(self, member: int, phase: Phase, parts: Sequence[Expression], own: tuple[Read, ...] = ()) -> None:
-        """`own`: of this region's ops, those that what lands or arrives is for."""
+        """Give a sum of `parts` and what is on its way to the sink; `own`: the region's reads that the bytes that land
+        or arrive are for."""
         terms: Expression = {}
         for part in parts:
             for variable, size in part.items():
@@ -251,7 +254,7 @@ class _Block:
             self.there = self.of.points.chain(self.there, signed)
 
     def _leave(self, member: int, *, together: bool) -> None:
-        """Take away the copies of which an op is the last reader."""
+        """Take off the copies of which this op is the last reader."""
         for stay, over in self.alike.stays:
             if over and stay.later[-1] == member:
                 self._change(self.of.copies.staying(stay), -1.0)

@@ -1,14 +1,15 @@
-"""What the caller holds beside what blocks return and keep alike, as `cost.memory.returned` has it.
+"""Tensors that the caller holds and that no block's saved tensors account for, as `cost.memory.returned` has them.
 
-Where ops keep a returned tensor in another layout, or only ops save one that backward never comes to, there is a copy c
-that nobody else counts. It counts always::
+A copy c is counted nowhere else if ops keep the returned tensor in another layout only, or if only ops that backward
+never reaches save it. Then it counts always::
 
-    alone >= x[output, those with c] - sum of x[u, .] that keep c
-    alone >= x[v, those that save c] - x[output, those with c]        for each op v that backward never comes to
+    alone >= x[output, choices with c] - sum of x[u, .] that keep c
+    alone >= x[v, choices that save c] - x[output, choices with c]        for each op v that backward never reaches
 
-And a block that keeps what it returns does so from an op on. While backward is at those before, the caller's is there::
+A block that returns a tensor and keeps it does so from some op on. While backward is at the ops before that one, the
+caller's copy is there beside what the block keeps. It is `unkept`, and this is taken off from the keeping op on::
 
-    kept <= x[output, those with c],  kept <= sum of x[u, .] that keep c as far as an op        takes it away
+    kept <= x[output, choices with c],  kept <= sum of x[u, .] that keep c up to the op
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Variables = tuple[int, ...]
 
 
 class HeldByCaller:
-    """Of a model's graph, of which the op `output` returns what blocks `kept`, by stage."""
+    """For a model whose op `output` returns tensors that blocks keep too (`kept`, by stage)."""
 
     def __init__(self, model: Model, output: int, kept: Mapping[int, Sequence[Kept]]) -> None:
         self.model, self.program, self.problem = model, model.program, model.problem
@@ -39,11 +40,11 @@ class HeldByCaller:
         self.returned = self._copies(self.problem.ops[output].node)
 
     def add_alone(self, always: Expression) -> None:
-        """What nobody else counts."""
+        """Add the copies that count nowhere else."""
         blocks = (block for some in self.kept.values() for one in some for block in one.copies)
-        kept = dict.fromkeys(itertools.chain.from_iterable(blocks))  # in order: that of a set is another each time
+        kept = dict.fromkeys(itertools.chain.from_iterable(blocks))  # not a set, whose order changes
         keepers = self._keepers(self.memory.graph.nodes, {root for root, _ in kept})
-        alone: Counter[tuple[tuple[Variables, ...], Variables]] = Counter()  # bytes, of copies with equal rows
+        alone: Counter[tuple[tuple[Variables, ...], Variables]] = Counter()  # bytes: copies with equal rows are one
         for copy in filter(self.returned.__contains__, kept):
             others = sorted(variable for _, some in keepers.get(copy, ()) for variable in some)
             alone[(self.returned[copy],), tuple(others)] += self.memory.copy_bytes(copy)
@@ -58,7 +59,7 @@ class HeldByCaller:
         self._beside(always)
 
     def _alone(self, each: Sequence[Variables], less: Variables) -> int:
-        """A variable that is 1 where some of any are and none of others is."""
+        """A variable that is 1 if one of the variables of any group in `each` is 1, and none of `less` is."""
         if len(each) == 1 and len(each[0]) == 1 and not less:
             return each[0][0]
         one = self.program.variable("alone")
@@ -68,7 +69,7 @@ class HeldByCaller:
         return one
 
     def _beside(self, always: Expression) -> None:
-        """Statistics and masks of ops that backward never comes to; and what replays save of these again."""
+        """Add the statistics and masks of ops that backward never reaches, and all that replays of these save again."""
         savings = self.memory.savings
         for node in (node for node in self.memory.graph.nodes if node in savings.holding):
             number, internal = self.problem.op_of[node], savings.held(node)[2]
@@ -82,7 +83,7 @@ class HeldByCaller:
                     add(always, int(again[i]), size)
 
     def add_unkept(self, stages: Sequence[StageBytes]) -> None:
-        """What blocks are yet to keep, op by op."""
+        """Add to each stage what the caller holds of a block that the block's ops do not keep yet, by op."""
         for number, some in self.kept.items():
             nodes = [self.problem.ops[op].node for op in self.problem.stages[number].ops]
             keepers = self._keepers(nodes, {one.root for one in some})
@@ -114,14 +115,14 @@ class HeldByCaller:
             sizes[tuple(choices), its] += min(int(one.sizes[variable]) for variable in choices)
 
     def _both(self, some: Iterable[int], others: Iterable[int]) -> int:
-        """A variable that is 0 but where one of some is 1 and one of others is."""
+        """A variable that can be 1 only if one of `some` and one of `others` are 1."""
         one = self.program.variable("kept")
         for uses in (some, others):
             self.program.at_most("kept", [(one, 1.0), *((v, -1.0) for v in uses)], 0.0)
         return one
 
     def _copies(self, node: fx.Node) -> dict[Copy, Variables]:
-        """The copies that the caller holds because of a node, with the choices that have them."""
+        """The copies that the caller holds because of a node, with the variables of the choices that have them."""
         found: dict[Copy, list[int]] = {}
         number = self.problem.op_of[node]
         for variable, choice in zip(self.model.x[number], self.problem.ops[number].choices, strict=True):
@@ -132,7 +133,7 @@ class HeldByCaller:
     def _keepers(
         self, nodes: Iterable[fx.Node], roots: Collection[TensorRef]
     ) -> dict[Copy, list[tuple[int, Variables]]]:
-        """Which ops keep copies of some storages under which choices, in order."""
+        """By copy of some storages: the ops that keep it, in order, with the variables of their choices that do."""
         found: dict[Copy, list[tuple[int, Variables]]] = {}
         for node in (node for node in nodes if roots and node in self.problem.op_of):
             inputs, outputs, _ = self.memory.saved(node)

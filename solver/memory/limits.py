@@ -1,4 +1,4 @@
-"""What makes memory rows say nothing where they do not apply, and what no block can have at once."""
+"""Big-M terms that switch memory rows off where they do not apply, and the M of a stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from autopar.solver.seconds.replays import Expression
 
 
 def limit_of(model: Model, stage: Stage) -> float:
-    """MiB that no block of a stage can have at once."""
+    """MiB that no block of a stage can have at once: four times its ops' inputs, outputs, internal saved bytes and
+    workspaces, all unsharded."""
     found, memory = 0, model.problem.memory
     for number in stage.ops:
         node = model.problem.ops[number].node
@@ -25,7 +26,8 @@ def limit_of(model: Model, stage: Stage) -> float:
 
 
 def only_at(whether: Sequence[int], level: int, limit: float) -> tuple[Expression, float]:
-    """What makes a row say nothing unless the first block has this level: terms on its left, and its right side."""
+    """What switches a row off unless the stage's first block is of this level: terms of its left side, and its right
+    side. `whether`: q by level; `limit`: M in MiB."""
     if not limit:
         return {}, 0.0
     terms: Expression = {}

@@ -1,20 +1,20 @@
-"""What a block keeps of what it reads, and the one that made it keeps too, counts once.
+"""A tensor that one block makes and the next one reads counts once if both keep it for backward.
 
 Of equal blocks, the first ones recompute most (`solver.memory.rows`): each is followed by one that recomputes no more
-than it does. So where ops keep what a block reads at every level at which others keep the same of what a block makes,
-all that blocks keep of what they make is kept by the next ones too, but for the last one's. If N blocks keep what they
-read, and M what they make, the latter adds::
+than it does. So if readers in the next block keep such a tensor at every level at which the block that makes it does,
+each block that keeps it as its maker is followed by one that keeps it too, except the last block. If N blocks keep the
+tensor as readers and M as makers, the latter add::
 
     all blocks          kept >= M - N,  kept >= 1 if the last block keeps it     beside N
     all but the last    kept >= M - 1 - N                                        beside N - 1, and what the last reads
 
-What the last one reads counts with its own ops, so that its turn begins with it: it is `brought`. Ops of a stage and
-those before or behind it that keep the same count once too, where both ends surely keep it.
+What the last block reads counts with its own ops, and is there when its turn begins: it is `brought`. A tensor that is
+kept by ops of a stage and by ops before or after the stage counts once too, where both surely keep it.
 
-What still counts twice: what blocks keep of what they read at fewer levels than those at which the blocks that made it
-do; what is brought to a block where the one before recomputes and does not keep it, until the first op that does; what
-the first block keeps and ops before it do, in its own turn and in those of blocks that recompute. And what only the
-first block's ops convert lives for that moment in the turns of all blocks of its stage.
+Some tensors still count twice: those that readers keep at fewer levels than makers do; those brought to a block though
+the block before recomputes and does not keep them, until the first op that keeps them; and those that the first block
+and ops before it keep, in the turns of the first block and of blocks that recompute. And what only the first block's
+ops convert counts at that point in the turns of all blocks of its stage.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from autopar.solver.seconds.replays import Expression
 
 
 class Neighbours:
-    """Of the blocks of a model's stages, and what stands before and behind them."""
+    """Corrects what the blocks of a model's stages keep for what their neighbours keep too."""
 
     def __init__(self, counts: Counts) -> None:
         self.counts, self.model, self.program = counts, counts.model, counts.program
         self.problem, self.stages = counts.problem, counts.stages
 
     def brought(self, stage: int, size: int, savers: Sequence[Saver], behind: Sequence[Saver]) -> list[Saver]:
-        """Those who keep in the next block, at every level at which the one that makes it does, what is counted there
-        alone; until the first op that does, it is there beside."""
+        """The ops of the next block (`behind`) that keep a tensor at every level at which its maker's block does, so
+        that it counts there alone; until the first of them has run, it counts as `brought` to that block."""
         ends = {saver.end for saver in savers}
         end = 0 if 0 in ends else max(ends)
         readers = [reader for reader in behind if reader.outlasts(end)]
@@ -65,7 +65,7 @@ class Neighbours:
         return readers
 
     def held(self, stage: int, size: int, savers: Sequence[Saver], readers: Sequence[Saver]) -> None:
-        """What blocks make and keep between the same levels, beside what the next ones keep of it."""
+        """Add what blocks make and keep between the same levels, beyond what the next blocks' `readers` keep of it."""
         for held, level, left_out in self.counts.held(stage):
             each = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
             if not each:
@@ -80,7 +80,7 @@ class Neighbours:
                 self._of_last_block(stage, many, saver)
 
     def _of_last_block(self, stage: int, many: int, saver: Saver) -> None:
-        """A count is at least 1 where the last of several blocks keeps what an op saves."""
+        """Bound the count `many` from below by 1 where the last of several blocks keeps what an op saves."""
         terms, right = [(many, 1.0), *((v, -1.0) for v in self.counts.uses(saver))], 0.0
         if saver.end:
             terms, right = [*terms, (self.model.kept(stage, saver.end), -1.0)], right - 1.0
@@ -90,7 +90,7 @@ class Neighbours:
         self.program.at_least("last", terms, right)
 
     def behind(self, stage: int, size: int, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
-        """What the last of equal blocks keeps already counts no more where ops behind them keep it too."""
+        """A tensor that the last of equal blocks makes and keeps does not count again with ops after the blocks."""
         one = self.kept_before(self._choices(savers), makers)
         if one is not None:
             keep(self.stages[stage].block, max(saver.op for saver in savers), one, -size)
@@ -98,20 +98,20 @@ class Neighbours:
                 add(held, one, -size)
 
     def before(self, stage: int, size: int, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
-        """What the first of equal blocks keeps of others counts no more for those behind it where ops before keep it
-        already; in its own turn, and in those of blocks that recompute, it does."""
+        """A tensor from before that the first of equal blocks keeps does not count again in the turns of later blocks
+        if ops before keep it already; in the turns of the first block and of blocks that recompute it does."""
         savers = [saver for saver in savers if not saver.start]
         one = self.kept_before(self._choices(savers), makers) if savers else None
         if one is None:
             return
-        for end in {saver.end for saver in savers} - {0}:  # the first block is at no level that drops it
+        for end in {saver.end for saver in savers} - {0}:  # only if the first block is at no level that drops it
             self.program.at_most("handed", [(one, 1.0), (self.model.any_recomputed[stage][end - 1], 1.0)], 1.0)
         for held, level, _ in self.counts.held(stage):
             if not level:
                 add(held, one, -size)
 
     def kept_before(self, some: Sequence[int], makers: Sequence[Saver]) -> int | None:
-        """A variable that is 0 but where one of `some` is 1 and an op that makes a storage keeps it already."""
+        """A variable that can be 1 only if one of `some` is 1 and one of the `makers` surely keeps the storage."""
         makers = [saver for saver in makers if not saver.start]
         if not makers:
             return None
@@ -119,7 +119,7 @@ class Neighbours:
         for uses in (some, self._choices(makers)):
             self.program.at_most("handed", [(one, 1.0), *((v, -1.0) for v in uses)], 0.0)
         for maker in makers:
-            if maker.end:  # the last block is at no level that drops it
+            if maker.end:  # only if the last block is at no level that drops it
                 at = self.problem.ops[maker.op].stage
                 r, many = self.model.recomputed[at][maker.end - 1], float(self.problem.stages[at].count)
                 self.program.at_most("handed", [(one, 1.0), (r, 1.0)], many)

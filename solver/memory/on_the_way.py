@@ -1,20 +1,18 @@
-"""Parameters on their way in the backward of each stage, as expressions that memory rows add up.
+"""Parameters and gradients on their way in the backward of each stage, as expressions that memory rows add up.
 
-Where recompute may divide the bucket that a block shares with the next one, a variable D says what is left behind of
-the next one's part, for the most that this can be; S is that of the layouts chosen, and q tells if any block of the two
-recomputes::
+Where recompute may divide the bucket that a block shares with the next one, a variable D bounds what the next block's
+part leaves behind. S is the part's bytes in the layouts chosen, and q tells whether any of the two blocks recomputes,
+so that plans without recompute have D = 0::
 
     D >= S - most S * (1 - q)
 
-So plans without recompute have nothing of it.
+A parameter that two stages read does not arrive again for one while the other's copy is there. E is what still arrives,
+by the flows f that read the parameter in one layout::
 
-Of a parameter that two stages read, what arrives for the one while the other's is there is E, of the flows f that take
-it alike::
+    E >= f - sum of the flows of the other stage that read it alike
 
-    E >= f - sum of those of the other stage
-
-Where all blocks that share buckets are recomputed, `apart` tells the same of buckets of their own
-(`solver.memory.division`).
+`apart` answers the same questions where all blocks that share buckets are recomputed as a whole, so that each has a
+bucket of its own (`solver.memory.division`).
 """
 
 from __future__ import annotations
@@ -31,21 +29,21 @@ from autopar.solver.memory.division import Division
 from autopar.solver.memory.stage_bytes import UNIT, BucketBytes
 
 Case = Mapping[Phase, Sequence[int | None]]
-Moved = Sequence[tuple[Moving, int]]  # a read: what moves for it, by the flow that it takes
-_DIVIDED = "divided"  # what on_the_way is to call D
+Moved = Sequence[tuple[Moving, int]]  # a read of a parameter: what moves for it, with the variable of each flow
+_DIVIDED = "divided"  # the kind of term by which `on_the_way` names D
 
 
 class Moves(NamedTuple):
-    """By stage, what moves of the parameters that its ops keep (`kept`), and of those whose gradients are `reduced`
-    behind it, by read and the flows that it takes."""
+    """By stage, the reads of parameters that its ops keep for backward (`kept`), and of those whose gradients are
+    `reduced` after its backward."""
 
     kept: Sequence[Sequence[Moved]]
     reduced: Sequence[Sequence[Moved]]
 
 
 class OnTheWay:
-    """Buckets in the backward of each stage: those that blocks share, and of their `own`. `alike`: of flows of
-    parameters that several regions read, what is equal for those that read one alike."""
+    """Buckets in the backward of each stage: where blocks have `shared` ones, and where each has its `own`. `alike`:
+    for flows of parameters that several regions read, a key that is equal for those that read one alike."""
 
     def __init__(
         self, shared: Moves, own: Moves, total: BucketBytes, division: Division, alike: Mapping[int, Hashable]
@@ -63,13 +61,14 @@ class OnTheWay:
         self._left: dict[tuple[int, int], int | None] = {}
 
     def apart(self) -> OnTheWay:
-        """The same where all blocks that may have buckets of their own do."""
+        """The same for the case that all blocks that may have buckets of their own do."""
         found = copy.copy(self)
         found.grouping, found._of_own = self.division.divided, True
         return found
 
     def arriving(self, stage: int) -> int | None:
-        """What may arrive of a recomputed block, where those with which a stage's share buckets are not."""
+        """What may arrive of a recomputed block's own bucket, where not all blocks that share buckets are
+        recomputed."""
 
         def own(one: int) -> list[tuple[int | None, float]]:
             kinds = "arriving", "begun"
@@ -78,13 +77,13 @@ class OnTheWay:
         return self.division.arriving(stage, own)
 
     def last_block(self, stage: int, *, divided: bool = True) -> Case:
-        """What is under way in each phase of the backward of a stage's last block. `divided`: where recompute may
-        divide buckets of several blocks; else they are reduced behind the first of their blocks alone."""
+        """What is on its way in each phase of the backward of a stage's last block. `divided`: count the reductions
+        that follow if recompute divides a bucket; else a bucket is reduced only after the first of its blocks."""
         return self._of(self.first[stage] + self.stages[stage].count - 1, divided=divided)
 
     def blocks(self, stage: int, *, divided: bool = True, but_first: bool = False) -> list[Case]:
-        """The same for all of its blocks but the last of several, each case once; `but_first`: what is reduced behind
-        the first one is left out."""
+        """The same for all of its blocks, without the last of several, equal cases once; `but_first`: without the
+        reduction after the first one."""
         first, count = self.first[stage], self.stages[stage].count
         found: list[Case] = []
         for region in range(first, first + max(1, count - 1)):
@@ -96,12 +95,12 @@ class OnTheWay:
         return found
 
     def cast(self, stage: int) -> int | None:
-        """What is there of a bucket of a stage's while its gradients, reduced, are cast; None where none are."""
+        """What is there of a stage's bucket while its reduced gradients are cast; None where none are cast."""
         is_cast = any(one.landed for read in self._moves[0].reduced[stage] for one, _ in read)
         return self._seen_from(None, "landed", stage, None) if is_cast else None
 
     def lands(self, stage: int) -> bool:
-        """Whether the landing of a bucket may be a peak in any of a stage's blocks."""
+        """Whether the landing of a bucket may be the peak of any of a stage's blocks."""
         first, count = self.first[stage], self.stages[stage].count
         either = self.division.grouping, self.division.divided
         regions = range(first, first + count)
@@ -117,7 +116,8 @@ class OnTheWay:
         }
 
     def _phases(self, region: int) -> dict[Phase, Terms]:
-        """What is there in each phase, whether other stages' blocks have buckets of their own or share them."""
+        """What is there in each phase of a region: enough for both cases, that blocks of other stages share buckets and
+        that they have their own."""
         with_it = self.division.of(self.stage_of[region])
         one, other = (self._grouping_where(with_it, others) for others in (False, True))
         found = on_the_way(one, region, _DIVIDED)
@@ -132,21 +132,22 @@ class OnTheWay:
         return found
 
     def _grouping_where(self, with_it: frozenset[int], others: bool) -> Grouping:
-        """Of buckets of blocks of their own: of some stages, as here, and of the `others` or not."""
+        """The grouping in which stages `with_it` have own buckets if this object is that case, and others if
+        `others`."""
         all_ = enumerate(self.stage_of)
         apart = {i for i, stage in all_ if self.division.of(stage) and (self._of_own if stage in with_it else others)}
         return self.division.grouping.divided(apart)
 
     def dividing(self, stage: int) -> list[int]:
-        """Stages whose recompute would divide the buckets that a stage is in behind its blocks (but the last of
-        several), where none of these is the first of a bucket."""
+        """The stages whose recompute would divide a stage's buckets, so that they are reduced after its blocks (without
+        the last of several); none where one of these is the first of a bucket, after which it is reduced anyway."""
         first, count = self.first[stage], self.stages[stage].count
         begins = any(self.grouping.begins(region) for region in range(first, first + max(1, count - 1)))
         return [] if begins else self._dividing(first)
 
     def reducing(self, stage: int) -> Counter[int]:
-        """The stages that anything is of that is there when a stage's bucket is reduced, its own among them, with how
-        many blocks share such a bucket."""
+        """The stages that own what is there when a stage's bucket is reduced, itself among them, each with the number
+        of blocks that share a bucket of it."""
         terms = on_the_way(self.grouping, self.first[stage])[Phase.REDUCING]
         regions = {self.stage_of[one]: one for one in (*(one for _, one in terms), self.first[stage])}
         return Counter({number: len(self.grouping.together(one)) for number, one in regions.items()})
@@ -166,7 +167,7 @@ class OnTheWay:
         return self._left[key]
 
     def _left_where_divided(self, stage: int, behind: int) -> int | None:
-        """D of the head of this file, of a block of one stage and the next block, which may be of another stage."""
+        """D of the module docstring, for a block of `stage` and the next block, which is of the stage `behind`."""
         reads = [
             {v: max(one.left_of_one, one.left_of_rest) for one, v in read} for read in self._moves[0].reduced[behind]
         ]
@@ -181,7 +182,8 @@ class OnTheWay:
         return found
 
     def _seen_from(self, viewer: int | None, kind: str, stage: int, there: int | None) -> int | None:
-        """Of a stage, in the turn of another: whether blocks share buckets is the same for those that do."""
+        """What the rows of stage `viewer` count of a stage. Stages that share buckets are in the same case, so they see
+        their own sums; others see a bound on both cases."""
         with_it = self.division.of(stage)
         if not with_it or viewer in with_it:
             return self._sum(kind, stage, there, own=self._of_own and bool(with_it))
@@ -204,12 +206,12 @@ class OnTheWay:
         return (moves.kept if kind in READ else moves.reduced)[stage]
 
     def _most(self, kind: str, stage: int, *, own: bool) -> float:
-        """MiB that a sum has at most."""
+        """An upper bound on a sum, in MiB."""
         reads = self._moved(kind, stage, own=own)
         return sum(max((one.alone * getattr(one, kind) for one, _ in read), default=0) for read in reads) / UNIT
 
     def _arriving_beside(self, stage: int, there: int, *, own: bool) -> Sequence[Moved]:
-        """What a stage keeps that another, or another block of its own, has not brought: E of the head of this file."""
+        """What arrives for a stage beside a copy of stage `there`, or of another block: E of the module docstring."""
         if (stage, there, own) not in self._beside:
             others: dict[Hashable, list[int]] = {}
             for one, v in (pair for read in self._moves[own].kept[there] for pair in read):
@@ -226,7 +228,7 @@ class OnTheWay:
         return self._beside[stage, there, own]
 
     def _left_of(self, v: int, others: Sequence[int]) -> int | None:
-        """E of a flow, itself where no other is alike; None where it is among the others."""
+        """E of a flow: itself where none of the other stage is alike, None where it is one of these."""
         if not others:
             return v
         if v in others:

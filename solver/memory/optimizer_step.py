@@ -7,11 +7,11 @@ from autopar.solver.memory.stage_bytes import add
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression
 
-Bounded = tuple[Expression, float, float]  # with the least and the most that it can be
+Bounded = tuple[Expression, float, float]  # an expression in bytes, with a lower and an upper bound
 
 
 def all_temporaries(model: Model) -> Expression:
-    """Bytes of an optimizer that steps over all parameters at once."""
+    """Bytes of temporaries of an optimizer that updates all parameters at once."""
     found: Expression = {}
     memory, many = model.problem.memory, temporaries(model.problem.memory).at_once
     for number, op in enumerate(model.problem.ops):
@@ -23,7 +23,7 @@ def all_temporaries(model: Model) -> Expression:
 
 
 def each_temporaries(model: Model) -> list[Bounded]:
-    """Bytes of one that steps over one parameter after another, at each with what is left of the one before."""
+    """Bytes of temporaries where parameters are updated one by one: for each, with what the one before has left."""
     op_of = model.problem.op_of
     pairs = dict.fromkeys(
         (op_of[before] if before is not None else None, op_of[node])

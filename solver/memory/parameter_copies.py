@@ -1,11 +1,11 @@
-"""Copies of parameters in the dtype and layout in which ops keep them, unless they are gathered again.
+"""Gathered or cast copies of parameters that ops keep for backward (those that are gathered again are not kept).
 
-Each block has its own, which count like its activations (`solver.memory.saved`), until the level of recompute from
-which on their op is in a segment. What several ops of a region keep in one layout is one copy there, and one more in
-every other region: each gathers what it reads. Rows have it so where the region is not recomputed; of a block that may
-be, they count one for each op::
+Each block has its own copies, which count like its saved tensors (`solver.memory.saved`) at the levels of recompute
+below the one from which on their op is in a segment. Several ops of a region that keep a parameter in one layout share
+a copy; each region that reads the parameter gathers it, and so has a copy of its own. Rows count a shared copy once
+only if the region cannot be recomputed; in a block that may be, they count one for each op::
 
-    s_v >= f[v], s_v >= s_u      as far as op v, of those that keep it; u before v; f: the flows to v in this layout
+    s_v >= f[v], s_v >= s_u      s_v: kept up to op v; u: the op before v that keeps it; f: flows to v in this layout
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from autopar.solver.memory.stage_bytes import StageBytes, add, keep
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Flow, replays
 
-Copies = dict[int, int]  # flows with the bytes of what is kept where they are 1
+Copies = dict[int, int]  # by a flow's variable: bytes that are kept if it is 1
 
 
 def add_parameter_copies(model: Model, stages: Sequence[StageBytes]) -> None:
-    """Add what the ops of a model keep of parameters to its stages."""
+    """Add the copies of parameters that the ops of a model keep to its stages."""
     problem, kept = model.problem, [(flow, copies) for flow in model.flows if (copies := _kept(model, flow))]
     alike: dict[tuple[int, Cuts, int], list[tuple[Flow, Copies]]] = {}
     for flow, copies in kept:
@@ -34,7 +34,7 @@ def add_parameter_copies(model: Model, stages: Sequence[StageBytes]) -> None:
                 if not found or found[-1][0] is not flow:
                     found.append((flow, {}))
                 found[-1][1][variable] = copies[variable]
-    shared: set[int] = set()  # the flows of copies that several ops keep
+    shared: set[int] = set()  # variables of flows to copies that several ops share
     for found in alike.values():
         ops = [problem.ops[flow.use.op] for flow, _ in found]
         if len(found) > 1 and problem.stages[ops[0].stage].count == 1 and not any(op.again.dropped for op in ops):
@@ -47,7 +47,7 @@ def add_parameter_copies(model: Model, stages: Sequence[StageBytes]) -> None:
 
 
 def _kept(model: Model, flow: Flow) -> Copies:
-    """What an op keeps of a parameter."""
+    """The copies of a parameter that an op keeps."""
     problem, memory = model.problem, model.problem.memory
     node = problem.ops[flow.tensor.source].node
     if not memory.is_parameter(node) or flow.use.index not in memory.saved(problem.ops[flow.use.op].node)[0]:
@@ -61,7 +61,7 @@ def _kept(model: Model, flow: Flow) -> Copies:
 
 
 def _add_one_copy(model: Model, data: StageBytes, found: Sequence[tuple[Flow, Copies]]) -> None:
-    """A copy that several ops of a region keep."""
+    """Add a copy that several ops of a region share."""
     program, so_far = model.program, -1
     size = max(size for _, copies in found for size in copies.values())
     for flow, copies in sorted(found, key=lambda one: one[0].use.op):
@@ -76,7 +76,7 @@ def _add_one_copy(model: Model, data: StageBytes, found: Sequence[tuple[Flow, Co
 
 
 def _add_own_copies(model: Model, data: StageBytes, flow: Flow, sizes: Copies) -> None:
-    """Copies for this op alone."""
+    """Add copies of this op alone."""
     op = model.problem.ops[flow.use.op]
     count, dropped = model.costs.count(op), op.again.dropped
     for variable, size in sizes.items():

@@ -1,4 +1,4 @@
-"""The rows of one stage: of its blocks at each level of recompute, in the words of `solver.memory.rows`."""
+"""The memory rows of one stage, for its blocks at each level of recompute; notation as in `solver.memory.rows`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RowsOf = Callable[[str, Sequence[Sequence[int | None]], Expression, float], None
 
 
 class Living(NamedTuple):
-    """Variables of what lives in a stage's backward.
+    """Variables, in MiB, of what lives in a stage's backward.
 
-    `fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `last`: W of the last block,
-    where it is kept; `there`: what lives all the while, but what stages `before` keep.
+    `fullest`: W by level; `behind`: the same of all blocks but the first; `next_one`: N by level; `last`: W of the last
+    block where it is not recomputed; `there`: what lives throughout; `before`: what the stages before keep.
     """
 
     fullest: Sequence[Mapping[Phase, int | None]]
@@ -34,15 +34,15 @@ class Living(NamedTuple):
 
 
 class Peaks:
-    """Adds the rows of stages with `rows`; `total` makes a variable of a sum."""
+    """Adds the memory rows of stages: `rows` adds them to the program, and `total` makes a variable of a sum."""
 
     def __init__(self, model: Model, way: OnTheWay, rows: RowsOf, total: Callable[..., int | None]) -> None:
         self.model, self.program, self.way, self.rows, self.total = model, model.program, way, rows, total
         self.memory = model.problem.memory
 
     def add(self, number: int, data: StageBytes, sums: Living) -> None:
-        """The rows of a stage's backward: of its last block and the next to last where these are kept, then of each
-        level of recompute."""
+        """Add the rows of a stage's backward: of its last block and the next to last where these are not recomputed,
+        then of each level. Blocks that share buckets have rows of both cases of `solver.memory.division`."""
         if not self.way.division.of(number):
             self._add(number, data, sums)
             return
@@ -61,7 +61,7 @@ class Peaks:
         Peaks(self.model, self.way.apart(), self.rows, self.total)._add_whole(number, data, sums)
 
     def _add_whole(self, number: int, data: StageBytes, sums: Living) -> None:
-        """The rows of blocks that are recomputed as a whole, where all of a stage's are."""
+        """Add the rows for the case that all blocks of a stage are recomputed as a whole."""
         stage, blocks = self.model.problem.stages[number], self.way.blocks(number)
         w, there, before = sums.fullest[0], sums.there, sums.before
         if stage.count == 1:
@@ -101,7 +101,7 @@ class Peaks:
         there: Sequence[int | None],
         before: int | None,
     ) -> None:
-        """Rows of the last block of a level of recompute, and of the one behind it, which is of a lower level."""
+        """Add the rows of the last block of a level of recompute, and of the next block, which is of a lower level."""
         stage, here = self.model.problem.stages[number], f"backward of stage {number}, level {level}"
         m, whole = stage.count, level == stage.depth
         counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
@@ -135,13 +135,13 @@ class Peaks:
         before: int | None,
         blocks: Sequence[Case],
     ) -> None:
-        """Rows of the first block, if it is of this level: all others have given their gradients. `blocks`: what is on
-        its way behind any block."""
+        """Add the rows of a stage's first block, if it is of this level: the gradients of all other blocks are there.
+        `blocks`: the cases of what is on its way after a block."""
         stage, here = self.model.problem.stages[number], f"backward of stage {number}, first block"
         whole = bool(level and level == stage.depth)
         limit = limit_of(self.model, stage) if stage.depth > 1 else 0.0
         off, right = only_at(self.model.any_recomputed.get(number, []), level, limit)
-        inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
+        inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is not recomputed
         terms = {**self._gradients_of_others(data, stage.count), **inputs, **off}
         self._cases(here, [*there, before], w, blocks, terms, right)
         self._divided(f"{here}, divided", number, [*there, before], w, terms, right)
@@ -158,8 +158,8 @@ class Peaks:
         *,
         behind: bool,
     ) -> None:
-        """Of forward, by W of each level: of a stage's first block, or of those `behind` it, all taken for the last of
-        their level; `beside`: further terms, of which `more` is on the right side."""
+        """Add rows of a stage's forward, from W of each level: of the first block or, with `behind`, of later blocks,
+        each taken for the last of its level. `beside`: further terms; `more`: what these add to the right side."""
         stage, name = self.model.problem.stages[number], f"forward of stage {number}"
         if stage.count == 1:
             self.rows(name, [[*there, before, fullest[0]]], total(beside, data.inputs), more)
@@ -202,7 +202,7 @@ class Peaks:
         terms: Expression,
         right: float = 0.0,
     ) -> None:
-        """Of blocks that are not the first of their buckets: what is reduced where recompute divides these."""
+        """Add rows of blocks that are not the first of their bucket: they reduce only where recompute divides it."""
         stages = self.way.dividing(number)
         limit = self._limit_of_bucket(number) if stages else 0.0
         for stage in stages:
@@ -211,9 +211,9 @@ class Peaks:
             self._cases(name, parts, only, self.way.blocks(number), if_so, right + limit)
 
     def _of_level(self, number: int, q: int) -> Iterator[tuple[list[Case], list[Case], Expression, float]]:
-        """What is under way behind the last block of a level and behind others, which `q` tells if there are, with
-        further terms and right side: where none of a stage's blocks is the first of a bucket, nothing is reduced
-        unless there are."""
+        """Yield the cases of what is on its way after a stage's last block and after its other blocks, with terms and a
+        right side that switch their rows off: where no block of the stage is the first of a bucket, buckets are reduced
+        only if recompute divides them, for which a block must be of the level (`q` is 1)."""
         apart = bool(self.way.dividing(number))
         last = self.way.last_block(number, divided=not apart)
         others = self.way.blocks(number, divided=not apart)
@@ -224,31 +224,32 @@ class Peaks:
             yield last_one, [case for case in others if case not in last_one], {q: limit * UNIT}, limit
 
     def most_of_bucket(self, number: int) -> float:
-        """MiB that no row says which counts with shared buckets of a stage beyond those without."""
+        """A big M, in MiB, for rows that count a stage's shared buckets: added to the right side, it disables them."""
         return self._limit_of_bucket(number) + limit_of(self.model, self.model.problem.stages[number])
 
     def _limit_of_bucket(self, number: int) -> float:
-        """MiB that nothing exceeds that is there when a bucket of a stage is reduced."""
+        """An upper bound, in MiB, on all that is there when a bucket of a stage is reduced: a big M."""
         reducing = self.way.reducing(number).items()
         return sum(limit_of(self.model, self.model.problem.stages[one]) * blocks for one, blocks in reducing)
 
     def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
-        """What stages before keep, and blocks of at least a level without the last: less than 0 where there is none."""
+        """What the stages before keep, and all blocks of a level or higher but the last of them. Where no block is of
+        such a level, the blocks' part is negative."""
         return self.total("held", data.held_but_one[level], before, lower=-math.inf)
 
     def _next_to_last(self, data: StageBytes) -> Expression:
-        """What blocks before the last but one keep, with the gradients of the last."""
+        """What all blocks but the last two keep, with the gradients of the last."""
         found = dict(data.held_but_two)
         for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients).items():
             add(found, variable, size)
         return found
 
     def _gradients_of_others(self, data: StageBytes, m: int) -> Expression:
-        """(m - 1) G; with several micro-batches gradients are there all the while."""
+        """(m - 1) G; with several micro-batches nothing, since gradients then count as accumulated throughout."""
         return {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.items()}
 
     def _gradients_behind(self, data: StageBytes, gradients: Expression, r: int, q: int, m: int) -> Expression:
-        """(m - r) G, but (m - 1) G where r is 0: gradients of the blocks behind the first r."""
+        """(m - r) G, but (m - 1) G where r is 0: gradients of the blocks after the first r."""
         found = dict(gradients)
         for choices, sizes in data.each_gradient if gradients else ():
             by_size: dict[float, list[int]] = {}
@@ -261,7 +262,7 @@ class Peaks:
         return found
 
     def _less_behind_last(self, data: StageBytes, number: int, level: int) -> Expression:
-        """D of a level: what the one before the last block of all has less than it, where all are of this level."""
+        """D of a level: where all blocks are of this level, by how much the block before the last has less."""
         if not data.most_left_behind:
             return {}
         many = self.memory.micro_batches > 1

@@ -1,10 +1,10 @@
-"""The points of a stage at which memory can peak, as rows.
+"""Rows that bound W, the most that lives in a stage's block, by the points of its ops (`cost.memory.lifetimes`).
 
-For the points v of a stage's ops in order (`cost.memory.lifetimes`), D(v) is what grows and shrinks from op to op:
-bytes kept as far as v, and gradients of parameters that v or a later op reads last, which wait for their bucket. W is
-at least D(v) and what lives at v for a moment. There is a W for each phase (`cost.memory.on_the_way`): of the points
-before backward comes to an op that reads a gathered parameter, of that op when the parameter lands, of the points
-since, and of all gradients of the stage with those of activations that its backward leaves to the stage before.
+For the points v in the order of the ops, D(v) is what grows and shrinks from op to op: bytes that ops up to v keep, and
+gradients of parameters whose last reader is v or a later op, which wait for their bucket. W is at least D(v) plus what
+lives at v alone. Each phase (`cost.memory.on_the_way`) has a W of its own: the points before backward reaches an op
+that reads a gathered parameter, the landing of the parameter at that op, the points since, and the reduction, when all
+gradients of the stage are there, with those of activations that its backward leaves to the stage before.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from autopar.solver.seconds.replays import Expression, OwnLevel
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
 Fullest = list[dict[Phase, int | None]]
 OfBlocks = tuple[Fullest, Fullest, list[int | None]]
-Pieces = dict[tuple[Phase, int | None], list[tuple[Expression, float, float]]]  # by the op that each begins with
-Counting = Callable[[int, int, float], Expression]  # of a level, a variable, and the sign with which it counts
+Pieces = dict[tuple[Phase, int | None], list[tuple[Expression, float, float]]]  # by the op that begins each
+Counting = Callable[[int, int, float], Expression]  # a level, a variable, and the sign with which it is added
 
 
 class Points:
-    """Of a model's stages; `waiting`: gradients of parameters by the op that gives their first part; `cast`: what it
-    has besides of those that are cast at once; `shared`: those that wait in all blocks of a stage but the last, which
-    has given their first part."""
+    """W of a model's stages. `waiting`: by the op that gives their first part, gradients of parameters that wait for
+    their bucket; `cast`: what that op has besides of gradients that are cast at once; `shared`: gradients that wait in
+    all blocks of a stage but the last, which has given their first part."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Points:
     def fullest(
         self, number: int, returned: Expression, bound: Largest, *, lands: bool, last: bool = False
     ) -> OfBlocks:
-        """W of each phase by level of recompute, in MiB; the same of blocks behind others, with what is `brought` to
-        them; and N of each level. `returned`: what a block keeps that the caller holds; `lands`: whether that matters;
-        `last`: of the last block.
+        """W of each phase by level of recompute, in MiB; the same of all blocks but the first, with what is `brought`
+        to them; and N of each level. `returned`: saved tensors of a block that the caller holds too; `lands`: whether
+        the landing of a bucket can be the peak; `last`: whether this is for the last block.
 
-        Of a block that is kept, and of one that is recomputed as a whole, it is the same. A single block has one W, of
-        the level that it is at.
+        A block that is not recomputed and one that is recomputed as a whole have the same W. A stage of a single block
+        has one W, of the level that the block is at.
         """
         stage, data = self.problem.stages[number], self.stages[number]
         start = Expression()
@@ -85,8 +85,8 @@ class Points:
     def _pieces(
         self, number: int, start: Expression, *, lands: bool, last: bool
     ) -> tuple[Pieces, Pieces, Expression, int]:
-        """What is there at the points of a stage's ops, D(v) with what lives at v, by phase and piece: of a block, and
-        of one behind others; D behind the last op, and with which op the last piece begins. `start`: D before all."""
+        """By phase and piece, D(v) plus what lives at v, for the points of a stage's ops: of any block, and of a block
+        after others; then D after the last op, and the op with which the last piece begins. `start`: D before all."""
         stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
         shared = {} if last else self.shared
         pieces, pieces_behind = Pieces(), Pieces()
@@ -118,12 +118,12 @@ class Points:
                         self._note(pieces_behind.setdefault((phase, begin), []), total(current, brought), alive)
             if given:
                 current = self.chain(current, given)
-        for member in stage.ops:  # in `start` as well
+        for member in stage.ops:  # these are part of `start` already
             current = total(current, {v: -c for v, c in shared.get(member, {}).items()})
         return pieces, pieces_behind, current, begin
 
     def _before_layers(self, stage: Stage, data: StageBytes) -> Expression:
-        """What a block keeps before its first op that reads a weight: it lives while the bucket is reduced."""
+        """What a block's ops before the first that reads a weight keep: it lives while the bucket is reduced."""
         region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
         first, found = self.problem.grouping.first_reader(region), Expression()
         for member in stage.ops:
@@ -133,7 +133,7 @@ class Points:
         return Expression()
 
     def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:
-        """W of each phase by level, from what is there at the points of each piece of a block that is kept."""
+        """W of each phase by level, from the points of each piece of a block that is not recomputed."""
         most = self._most(number, pieces, bound)
         return [self._fullest_at(self.stages[number], most, bound, counting) for counting in self._levels(number)]
 
@@ -141,13 +141,13 @@ class Points:
         return {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
 
     def _levels(self, number: int) -> list[Counting]:
-        """How bytes count at each level that a stage's W has."""
+        """How bytes count at each level for which a stage has a W."""
         if (stage := self.problem.stages[number]).count == 1 and stage.depth > 1:
             return [OwnLevel(self.model, number)]
         return [partial(_of_level, level) for level in range(max(1, stage.depth))]
 
     def begins(self, stage: Stage) -> dict[int, int]:
-        """By op, with which the piece begins that it is in, as an offset in the block."""
+        """By op, the offset in the block of the op with which its piece begins."""
         found: dict[int, int] = {}
         piece, begin = self._piece(stage, -1), -1
         for member in stage.ops:
@@ -158,8 +158,8 @@ class Points:
         return found
 
     def _left_to_do(self, stage: Stage) -> list[Expression]:
-        """Gradients of activations that live when the backward of a stage's first, second and last block is through but
-        for ops before the first that reads a parameter."""
+        """Gradients of activations that live when the backward of a stage's first, second and last block has only the
+        ops before the first reader of a weight left."""
         first = self.problem.grouping.first_reader(self.problem.grouping.region(self.problem.ops[stage.ops[0]].node))
         period = stage.repeat.period if stage.repeat is not None else 0
         blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
@@ -168,7 +168,7 @@ class Points:
         return [one for i, one in enumerate(found) if one not in found[:i]]
 
     def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
-        """Equal for ops between which no inner segment of any level begins or ends."""
+        """A key of the piece that an op is in: equal if no inner segment of any level begins or ends between ops."""
         levels = stage.levels
         spans = [span for level in range(1, stage.depth) for span in levels.spans(level)] if levels else []
         return tuple((first <= offset, last < offset) for first, last in spans)
@@ -181,8 +181,8 @@ class Points:
         counting: Counting,
         least: Mapping[Phase, int | None] = MappingProxyType({}),
     ) -> dict[Phase, int | None]:
-        """W at a level, from what is there in each piece of a block that is kept: without what segments before it have
-        freed, with what they and its own keep besides. `counting`: what counts of these, by level; `least`: of W."""
+        """W at a level, from the most of each piece of a block that is not recomputed: less what segments before the
+        piece have freed, plus what these and its own keep besides. `counting`: how both count; `least`: bounds on W."""
         found: dict[Phase, int | None] = {}
         for phase in dict.fromkeys(phase for phase, _ in most):
             floor = least.get(phase)
@@ -205,7 +205,7 @@ class Points:
         return found
 
     def chain(self, before: Expression, change: Expression) -> Expression:
-        """A variable, in bytes, equal to a sum."""
+        """The sum of two expressions; as a variable, if it has more than a few terms."""
         if len(before) + len(change) <= 4:
             found = dict(before)
             for variable, size in change.items():
@@ -224,12 +224,12 @@ class Points:
             rows.append((terms, 0.0, float("inf")))
 
     def _op(self, ref: TensorRef) -> tuple[int, int]:
-        """The op that stands for a node, with the number beside it."""
+        """The op that stands for a tensor's node, with the output's number."""
         return self.problem.op_of[ref.node], ref.index
 
     def _cases(self, member: int, count: int) -> Iterable[tuple[Point, str, bool]]:
-        """The points of an op in a stage's first, second and last block, equal ones once; whether the block reads what
-        stands before the stage ("first") or a block before it ("next"); and whether any but the first has the point."""
+        """The points of an op in a stage's first, second and last block, equal ones once, each with whether the block
+        reads what is before the stage ("first") or another block ("next"), and whether a later block has the point."""
         op, found = self.problem.ops[member], dict[tuple[object, ...], tuple[Point, str, bool]]()
         repeat = self.problem.stages[op.stage].repeat
         period = repeat.period if repeat is not None else 0

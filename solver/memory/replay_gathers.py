@@ -1,12 +1,12 @@
-"""Parameters that replays read: these gather them, also where the plan does not gather them again.
+"""Gathers of parameters by replays: a replay gathers what it reads, even where the plan keeps the gathered copy.
 
-For the flows F of such a parameter to an op that blocks recompute at some level, of those alike in what moves for them,
-where q tells if any block does::
+q tells whether any block of the stage recomputes the op that reads the parameter, and F are those flows of the
+parameter to the op for which the same bytes move (`Moving`)::
 
     again >= sum of F + q - 1
 
-Where it is 1, what moves for the parameter in the backward of the stage's blocks is what does for one that is gathered
-again, but for the copies: these count with the ops that keep them.
+Where `again` is 1, as much moves in the backward of the stage's blocks as for a parameter that is gathered again; only
+the gathered copies are left out, since they count with the ops that keep them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def replay_gathers(
     read_alike: dict[int, Hashable],
     grouping: Grouping,
 ) -> dict[int, list[list[tuple[Moving, int]]]]:
-    """By stage, what moves for parameters in replays, by read, with the variables that say whether it does; with the
-    buckets of `grouping`.
+    """By stage and read, what moves for parameters in replays, each with the variable that says whether it does;
+    buckets are those of `grouping`.
 
-    Those of parameters that several regions read go into `read_alike`, by how they read which.
+    Variables of parameters that several regions read are added to `read_alike`: equal if they read one parameter alike.
     """
     problem, program, found = model.problem, model.program, dict[int, list[list[tuple[Moving, int]]]]()
     for (source, reader), some in flows.items():
@@ -51,10 +51,10 @@ def replay_gathers(
 
 
 def _alike(model: Model, flow: Flow, grouping: Grouping) -> dict[Moving, list[int]]:
-    """The flows of what is not gathered again, by what moves in backward for a replay."""
+    """The flows that keep the gathered copy, grouped by what moves in backward for a replay."""
     problem, ref, found = model.problem, model.problem.ref(flow.tensor), dict[Moving, list[int]]()
     for ((storage, regather), wanted), variable in flow.pairs.items():
-        if not regather:  # else, it is among what moves in backward anyway
+        if not regather:  # else it is gathered in backward anyway
             one = replayed(problem.memory, grouping, ref, storage, wanted)
             if one.arriving:
                 found.setdefault(one, []).append(variable)

@@ -1,9 +1,10 @@
-"""What the caller holds of a call's outputs, as expressions of the program's variables.
+"""Bytes that the caller holds of a call's outputs, as expressions of the program's variables.
 
-What nobody keeps for backward counts always. What is kept is among what a block keeps, and stays when the backward of
-the block is through, as its gradients do. With these it counts, where each block of a stage returns one such tensor
-(keys and values of a cache, say); where that is not so, or several micro-batches leave the gradients of several blocks
-elsewhere, it counts always too. `solver.memory.held_by_caller` has what is kept in another layout.
+An output that no op keeps for backward counts always. One that an op keeps is among the block's saved tensors until the
+block's backward ends, and stays from then on, as the block's gradients do. So if each block of a stage returns one such
+tensor (keys and values of a cache, say), it counts with the gradients. Otherwise, or if a stage of several blocks has
+its gradients elsewhere because of micro-batches, it counts always too. Outputs kept in another layout are in
+`solver.memory.held_by_caller`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from autopar.solver.memory.stage_bytes import add
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression
 
-ByChoice = tuple[Copy, ...]  # a storage as each choice of the output has it
+ByChoice = tuple[Copy, ...]  # the copy of a storage under each choice of the output
 
 
 @dataclass
 class Kept:
-    """A tensor that each block of a stage returns and keeps: the storage behind it as the first block has it, its bytes
-    by choice of the output (a variable), and the copies of each block."""
+    """A tensor that each block of a stage returns and keeps: its storage in the first block; its bytes by choice of the
+    output (by that choice's variable); and the copies of each block."""
 
     root: TensorRef
     sizes: Expression
@@ -35,8 +36,8 @@ class Kept:
 
 @dataclass
 class Returned:
-    """Bytes that count `always`; `once` all activations are gone; and of one block, by stage: all, and each tensor's
-    with the choices that it depends on. `kept`: the tensors of the latter, by stage."""
+    """Bytes of outputs: those that count `always`; those that count `once` all saved tensors are gone; and, by stage,
+    those of one block: their sum, and each tensor's with the choices that it depends on. `kept`: these tensors."""
 
     always: Expression = field(default_factory=dict)
     once: Expression = field(default_factory=dict)
@@ -45,13 +46,13 @@ class Returned:
 
     @classmethod
     def by(cls, model: Model, output: int) -> Returned:
-        """What the graph's output, the op of that number, returns."""
+        """From what the graph's output, the op of the number `output`, returns."""
         problem, found, op, choices = model.problem, cls(), model.problem.ops[output], model.x[output]
         memory = problem.memory
         held = [memory.savings.held_copies(op.node, choice.strategy) for choice in op.choices]
         for variable, sizes in zip(choices, held, strict=True):
             add(found.always, variable, sum(size for copy, size in sizes.items() if not memory.is_kept(copy[0])))
-        by_place: dict[tuple[int, int, tuple[Cuts, ...]], dict[TensorRef, ByChoice]] = {}  # of views, by block
+        by_place: dict[tuple[int, int, tuple[Cuts, ...]], dict[TensorRef, ByChoice]] = {}  # by place in a block, cuts
         for i, ref in enumerate(memory.inputs[op.node]):
             root = memory.roots[ref]
             copies = tuple(memory.copy(ref, choice.strategy.inputs[i]) for choice in op.choices)

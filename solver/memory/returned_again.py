@@ -1,13 +1,14 @@
-"""What the caller holds of outputs that recomputed segments make, as `cost.memory.returned` has it.
+"""Outputs that recomputed segments make again while the caller holds the first ones, as in `cost.memory.returned`.
 
-Of a storage of R bytes that segments make from a level on, and that ops of the block keep until level e, a block of at
-least level e keeps R besides, and so do the last level's blocks in their own turn, beside their replays::
+Take a storage of R bytes that segments make from some level on, and that ops of the block keep at the levels below e.
+A block of level e or higher holds R beside what it keeps; one recomputed as a whole also does so in its own turn,
+beside its replay. r_l blocks recompute at level l or a higher one::
 
-    all blocks           R r_e        (r_l, how many blocks recompute at level l or a higher one)
-    all but the last of level l       R r_e where l is below e, else R (r_l - 1)
+    all blocks                        R r_e
+    all but the last of level l       R r_e if l < e, else R (r_l - 1)
 
-While an inner segment is replayed that makes it, R is there besides. All such tensors of a stage that are kept until
-the same level count as one: their sizes depend on one choice, of the graph's output.
+While an inner segment that makes the storage is replayed, R is there beside it. All such tensors of a stage with the
+same e are counted as one, as their sizes depend on one choice, that of the graph's output.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from autopar.solver.seconds.replays import Expression, counted
 def returned_again(
     model: Model, stages: Sequence[StageBytes], copies: Copies, kept: Mapping[int, Sequence[Kept]]
 ) -> None:
-    """Adds to a model's stages. `kept`: `solver.memory.returned.Returned.kept`; `copies`: what ops keep."""
+    """Add these bytes to a model's stages. `kept`: as in `solver.memory.returned.Returned`; `copies`: what ops keep."""
     problem, by_level = model.problem, dict[tuple[int, int], Expression]()
     for root, sizes in ((one.root, one.sizes) for some in kept.values() for one in some):
         op = problem.ops[problem.op_of[root.node]]
@@ -36,7 +37,7 @@ def returned_again(
         for level in range(dropped, depth):
             span = levels.holding(op.again.offset, level)
             assert span is not None
-            for part in (stages[op.stage].besides, stages[op.stage].freed):  # from where it begins to where it ends
+            for part in (stages[op.stage].besides, stages[op.stage].freed):  # from the segment's begin to its end
                 for variable, size in sizes.items():
                     add(part.setdefault((level, span), {}), variable, size)
         until = [
@@ -57,7 +58,7 @@ def _savers(copies: Copies, memory: StepMemory, root: TensorRef) -> list[Saver]:
 
 
 def _hold(model: Model, number: int, data: StageBytes, level: int, sizes: Expression) -> None:
-    """What blocks of a stage hold of such tensors that are kept otherwise until a level; `sizes`: of all choices."""
+    """Add what the caller holds of a stage's blocks of at least a level (e above); `sizes`: bytes by choice."""
     stage = model.problem.stages[number]
     by_size: dict[float, list[int]] = {}
     for variable, size in sizes.items():

@@ -1,37 +1,39 @@
-"""Memory rows: at every moment where the peak can be, what lives is at most the budget.
+"""Memory rows of the ILP: at every moment that can be the peak, the live bytes are at most the budget.
 
-Those of a pass without backward are in `solver.memory.forward_rows`, of a step's forward in `forward_part`.
+Rows of a pass without backward are in `solver.memory.forward_rows`, those of a step's forward in `forward_part`.
 
-The moments are those of `cost.memory.moments`. Of a stage of m equal blocks the first r_l recompute at level l or a
-higher one (r_0 = m). A block of level l keeps F_l bytes for backward, G are its gradients, and H_l is what all blocks
-of at least level l keep; in the backward of one of them W_l is there at most::
+The moments are those of `cost.memory.moments`. In a stage of m equal blocks, the first r_l blocks are recomputed at
+level l or a higher one (r_0 = m). F_l is what one block of level l keeps for backward, G its gradients, H_l what all
+blocks of level l or higher keep, K(v) what a block's ops up to v keep, and W_l the most that lives in a block's own
+backward::
 
     W_0 >= K(v) + gradients(v) + workspace(v)     for every point v of the stage's ops (`solver.memory.points`)
-    W_l >= the same without what segments that are through have freed, with what segments keep besides
+    W_l >= the same, less what recomputed segments before v have freed, plus what segments keep besides
 
     last block of level l:  always + H(before) + H_l - F_l + W_l + (m - r_l) G     + gradients(after) + moving <= budget
-    the one behind it:      always + H(before) + H_l - F_l + N_l + (m - r_l - 1) G + gradients(after) + moving <= budget
-    first block of level l: always + H(before)             + W_l + (m - 1) G       + gradients(after) + moving <= budget
+    the block after it:     always + H(before) + H_l - F_l + N_l + (m - r_l - 1) G + gradients(after) + moving <= budget
+    first block, level l:   always + H(before)             + W_l + (m - 1) G       + gradients(after) + moving <= budget
     next to last of all:    always + H(before) + H_0 - 2 F_0 + W_0 + G             + gradients(after) + moving <= budget
 
-There is a W for each phase of a backward, with what is `moving` in it (`cost.memory.on_the_way`). Blocks that share
-their buckets reduce them behind the first of them; where recompute may divide these, behind any. N_l: what a block of
-level l keeps, while the one behind it, which is of a lower level, is through with all but its reduction.
+Each phase of backward has a W of its own, and its own `moving` (`cost.memory.on_the_way`). Blocks that share a bucket
+reduce it after the backward of the first of them; where recompute may divide the bucket, after that of any of them.
+N_l: what the last block of level l keeps when the block after it, of a lower level, has only its reduction left to do.
 
-What is moving behind the last block of all is less than behind others. Where all blocks are of level l, other cases of
-moving count in the row of its last block without as much as the one before it has less, D_l::
+Less is moving after the last block of a stage than after the others. Where all blocks are of level l, the other cases
+of `moving` begin at the block before the last one, which has D_l bytes less; the rows of these cases subtract D_l::
 
     D_l <= most left behind * (1 - k_l),  D_l <= least F_l - G + most G * k_l,  m k_l >= m - r_l,  k_l in {0,1}
 
-From one block of a level to the one before, F_l leaves and G comes, so that the last and the first of a level bound all
-between, and the first of one level is below the last of the next. Rows of levels that no block has say less than those
-of the next level that some block has, since F_l - W_l falls with l; where they do not, they are switched off.
+These rows suffice. From a block to the one before it, F_l leaves and G comes, so the last or the first block of a level
+has the most; where it is the first (G > F_l), the last block of the next level has no less, as W_l - F_l rises with l.
+So the row of a level that no block has is implied by that of the next level in use; where it is not, it is switched
+off.
 
-K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `solver.model`.
-Variables that count copies are bounded from below alone: no row may subtract one. What differs from the prediction is
-never less: inputs of a block recomputed as a whole count beside their copies in its replay, what replays gather in the
-backward of every block of a stage, what all of these share beside each, some of what neighbours keep
-(`solver.memory.neighbours`), and gradients of a whole stage at once.
+Products of counts and choices are the z and g of `solver.model`. Variables that count copies are bounded from below
+alone, so no row may subtract one. Where rows differ from the prediction, they count more: the inputs of a block
+recomputed as a whole beside their copies in its replay; what replays gather, in the backward of every block of a stage;
+what all blocks share, beside each block; some of what neighbours keep (`solver.memory.neighbours`); and the gradients
+of a whole stage at once.
 """
 
 from __future__ import annotations
@@ -71,23 +73,23 @@ class Rows:
         depths = [max(1, stage.depth) if stage.count > 1 else 1 for stage in self.problem.stages]
         self.stages = [StageBytes.of_depth(n) for n in depths]
         self.always: Expression = {}
-        self.accumulated: Expression = {}  # what micro-batches before the last leave
-        self.handed_out: Expression = {}  # gradients, and what is returned, from the end of backward on
+        self.accumulated: Expression = {}  # gradients that the micro-batches before the last leave
+        self.handed_out: Expression = {}  # gradients and returned tensors, from the end of backward on
         self.temporaries: Expression = {}  # of the optimizer's step
         upper = None if budget_bytes is None else budget_bytes / UNIT
         self.peak = self.program.variable("peak", upper=upper, whole=False)
         self.sums = Sums(self.program, self.peak)
         self.program.budget = None if upper is None else self.peak
-        self.flows: dict[tuple[int, int], list[Flow]] = {}  # by what is read and what reads it, the same block's
+        self.flows: dict[tuple[int, int], list[Flow]] = {}  # in one block, by the op read and its reader
         for flow in model.flows:
             if flow.tensor.kind != "next":
                 self.flows.setdefault((flow.tensor.source, flow.use.op), []).append(flow)
-        self.returned: dict[int, Expression] = {}  # what a block keeps that the caller holds, by stage
+        self.returned: dict[int, Expression] = {}  # by stage: saved tensors of a block that the caller holds too
         self.held: HeldByCaller | None = None
-        self.waiting: dict[int, Expression] = {}  # gradients that wait for their buckets, by the op that gives them
-        self.cast: dict[int, Expression] = {}  # what gradients are cast from, likewise
-        self.shared: dict[int, Expression] = {}  # of those that wait, of parameters that all blocks of a stage read
-        self.alike: dict[int, Hashable] = {}  # flows of parameters that several regions read, by how they read which
+        self.waiting: dict[int, Expression] = {}  # by op: gradients it makes that wait for their buckets
+        self.cast: dict[int, Expression] = {}  # by op: gradients it makes, in the dtype from which they are cast
+        self.shared: dict[int, Expression] = {}  # as `waiting`, for parameters that all blocks of a stage read
+        self.alike: dict[int, Hashable] = {}  # flows of parameters of several regions: equal if they read one alike
         self._parameters()
         self._gradients()
         self._inputs_and_outputs()
@@ -124,7 +126,8 @@ class Rows:
             add(self.temporaries, largest, UNIT)
 
     def _gradients(self) -> None:
-        """Gradients by the last reader of each parameter: as they wait in its region, and in the regions before."""
+        """Count each parameter's gradient at its last reader: as it waits for its bucket in the reader's region, and as
+        it stays while the regions before run backward."""
         for number, op in enumerate(self.problem.ops):
             reader = self.memory.lifetimes.last_use(op.node) if self.memory.is_trainable(op.node) else None
             if reader is None or not in_segment(reader):
@@ -153,7 +156,7 @@ class Rows:
                 self.stages[stage].each_gradient.append((flows[0].all, mine))
 
     def _moving(self, flows: Sequence[Flow], grouping: Grouping | None = None) -> list[tuple[Moving, int]]:
-        """What moves for parameters, by the flows that they take; with the graph's buckets, or others."""
+        """What moves for parameters, with the variable of the flow; `grouping`: buckets, the graph's if not given."""
         found, grouping = [], grouping or self.problem.grouping
         for flow in flows:
             ref = self.problem.ref(flow.tensor)
@@ -167,7 +170,7 @@ class Rows:
         return found
 
     def _by_read(self, flows: Sequence[Flow], grouping: Grouping) -> list[list[tuple[Moving, int]]]:
-        """What moves for each read; what several ops read alike moves once."""
+        """What moves for each read of a parameter; where several ops read one in the same layouts, it moves once."""
         found, by_source = list[list[tuple[Moving, int]]](), dict[int, list[Flow]]()
         for flow in flows:
             by_source.setdefault(flow.tensor.source, []).append(flow)
@@ -220,7 +223,7 @@ class Rows:
         return self.sums.sum("always", self.always)
 
     def _rows(self) -> None:
-        """Each kind of bytes of a stage is a variable, so that rows are short."""
+        """Add the rows of all stages. Each kind of bytes of a stage is a variable, so that rows are short."""
         many, always = self.memory.micro_batches > 1, self._always()
         left = self.sums.sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting, self.cast, self.shared)
@@ -235,7 +238,7 @@ class Rows:
         part, forward = self.problem.grouping.forward, None
         if part is not None:
             forward = ForwardPeaks(self.model, self.flows, points, peaks, self.sums, part)
-        behind: list[int | None] = [None]  # gradients of stages after, if not among what is left, and what they return
+        behind: list[int | None] = [None]  # of the stages after one: gradients not in `accumulated`, returned tensors
         for i, (data, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
             whole = self.returned.get(i, {}) if many else dict(data.shared_gradients)
             for variable, size in () if many else data.gradients.items():
@@ -258,7 +261,7 @@ class Rows:
         self.sums.at_most("optimizer step", [[always]], total(self.handed_out, self.temporaries))
 
     def _moves(self, kept: Sequence[Sequence[Flow]], reduced: Sequence[Sequence[Flow]], grouping: Grouping) -> Moves:
-        """What moves by stage, in such buckets."""
+        """What moves in each stage with the buckets of `grouping`."""
         again = replay_gathers(self.model, self.flows, self.alike, grouping)
         return Moves(
             [self._by_read(flows, grouping) + again.get(i, []) for i, flows in enumerate(kept)],
@@ -266,14 +269,15 @@ class Rows:
         )
 
     def _parameters_of(self, stage: Stage, *, kept: bool = False, reduced: bool = False) -> list[Flow]:
-        """Flows of the parameters that a stage's ops read: that they keep, or whose gradients are reduced behind it."""
+        """Flows of the parameters that a stage's ops read; `kept`: only of those that ops keep for backward; `reduced`:
+        only of those whose gradients are reduced after the stage's backward."""
         inside, grouping = set(stage.ops), self.problem.grouping
         flows = [flow for (_, reader), some in self.flows.items() if reader in inside for flow in some]
         if kept:
             flows = [
                 flow for flow in flows if flow.use.index in self.memory.saved(self.problem.ops[flow.use.op].node)[0]
             ]
-        if reduced:  # in the region that reads them first
+        if reduced:  # after the backward of the region that reads them first
             nodes = [(self.problem.ops[f.tensor.source].node, self.problem.ops[f.use.op].node, f) for f in flows]
             flows = [
                 flow
@@ -283,5 +287,5 @@ class Rows:
         return flows
 
     def _most_left_behind(self, flow: Flow) -> int:
-        """The most bytes of a parameter that can be left of its bucket while the next block's turn is."""
+        """The most bytes that a parameter's bucket can leave behind while the next block runs backward."""
         return max((one.left_behind + one.others for one, _ in self._moving([flow])), default=0)

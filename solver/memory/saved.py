@@ -1,19 +1,20 @@
-"""What backward needs, in bytes by stage: saved tensors as copies, statistics and masks.
+"""Bytes kept for backward by stage: saved tensors as copies, and the statistics and masks of ops.
 
-A copy is a storage and the axes that cut it (`cost.memory.formulas`). Of a storage that several ops keep in one layout
-there is one copy. With x[v] the sum of an op's choices that keep it, z_l[v] the same in all blocks that are at level l
-of recompute or at a higher one (z_0 = m x in m blocks), and `start` and `end` the levels between which the op keeps it,
-there are, in the fields of `StageBytes` that are named::
+A copy is a storage and the axes that cut it (`cost.memory.formulas`); several ops that keep a storage in one layout
+share one copy. x[v] is the sum of the choices of op v that keep the copy; z_l[v] is the same summed over all blocks
+recomputed at level l or a higher one (z_0 = m x in m blocks); and the op keeps it in blocks of the levels from `start`
+up to, but not including, `end`. The fields of `StageBytes` get these variables::
 
-    block          s_v >= x[v], s_v >= s_u            one block as far as op v; u: the op before v that keeps it
+    block          s_v >= x[v], s_v >= s_u            one block up to op v; u: the op before v that keeps it
     held           k >= (z_start - z_end)[v]          all blocks after forward, for each v
-    held_but_one   k >= (z_start - z_end)[v] - x[v]   all but the last, for each v
+    held_but_one   k >= (z_start - z_end)[v] - x[v]   all blocks but the last, for each v
     besides        b >= x[v] - sum of x[u]            an inner segment: what its op v reads, and no op u before the
                                                       segment keeps in any case
 
-An op keeps what it saves until the level at which a segment makes that again; from its own level on, also what it reads
-from outside its segment. In blocks that may be recomputed each op that keeps something has such an `end`, since it is
-in the segment of the whole block at the latest; elsewhere none has, and `end` is 0.
+An op keeps a saved tensor at all levels below the one at which a segment holds both the op and the tensor's maker, and
+so makes it again. From the level at which the op is in a segment at all, the segment keeps what it reads from outside.
+In a block that may be recomputed, such an `end` is at the latest the level of the whole block, whose inputs count by
+themselves; in other blocks `end` is 0.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from autopar.solver.seconds.replays import Expression, counted
 
 
 class Saved:
-    """Adds what the ops of a model keep to its stages."""
+    """Adds what the ops of a model keep for backward to its stages."""
 
     def __init__(self, model: Model, stages: list[StageBytes]) -> None:
         self.model, self.program, self.problem = model, model.program, model.problem
@@ -48,7 +49,7 @@ class Saved:
             self._input_of_recomputed_blocks(tensor)
 
     def _inner_segments(self, number: int) -> Iterator[Part]:
-        """The inner segments that hold an op."""
+        """The inner segments that contain an op, with their levels."""
         op = self.problem.ops[number]
         levels = self.problem.stages[op.stage].levels
         if levels is None or not op.again.dropped:
@@ -76,7 +77,7 @@ class Saved:
                     add(target, self.model.x[number][i], size)
 
     def _every_copy(self) -> None:
-        """Saved tensors: one copy per storage and axes, however many ops keep it."""
+        """Add the saved tensors: one copy per storage and axes, however many ops keep it."""
         copies, neighbours = self.copies, self.neighbours
         for (stage, copy), found in copies.own.items():
             savers, size, theirs = list(found.values()), self.memory.copy_bytes(copy), copies.of_next(stage, copy)
@@ -100,14 +101,14 @@ class Saved:
         behind: Sequence[Saver] = (),
         before: Sequence[Saver] = (),
     ) -> None:
-        """A storage that each block of a stage keeps for itself; some ops of the block `behind` it keep it too, or of
-        stages `before` the first block's."""
+        """Add a storage of which each block of a stage keeps its own. `behind`: ops of the next block that keep it too;
+        `before`: ops of earlier stages that keep the first block's."""
         savers.sort(key=lambda saver: saver.op)
         readers = self.neighbours.brought(stage, size, savers, behind)
         whole = self._in_one_block(stage, size, [saver for saver in savers if not saver.start])
         self._freed(stage, root, size, whole)
         self._besides(stage, size, savers)
-        # Between two neighbouring borders, which are levels at which ops begin or end to keep it, the same ops do.
+        # Borders are the levels at which an op begins or ends to keep it: between two neighbours, the same ops keep it.
         borders = sorted({border for saver in savers for border in (saver.start, saver.end)})
         for start, end in itertools.pairwise(borders) if len(borders) > 1 else [(0, 0)]:
             keepers = [Saver(s.op, start, end, s.choices) for s in savers if s.start <= start and s.end >= end]
@@ -118,9 +119,9 @@ class Saved:
                 self._in_all_blocks(stage, size, keepers)
 
     def _in_one_block(self, stage: int, size: int, savers: Sequence[Saver]) -> Expression:
-        """s_v >= x[v], s_v >= s_u: whether op v of a block that is not recomputed, or one before it, keeps a storage.
+        """s_v >= x[v], s_v >= s_u: whether op v, or one before it, keeps a storage in a block that is not recomputed.
 
-        Returns that of the last op: whether the block keeps it. One op alone needs no variable: s_v is x[v].
+        Returns s of the last op: whether the block keeps the storage. A single op needs no variable: s_v is x[v].
         """
         block, several = self.stages[stage].block, len({saver.op for saver in savers}) > 1
         before_v: Expression = {}  # s_u
@@ -138,9 +139,9 @@ class Saved:
         return before_v
 
     def _least_of_a_block(self, stage: int, size: int, savers: Sequence[Saver], others: Sequence[Saver]) -> None:
-        """Where this op keeps a storage, and none of others that are not of the block, a block does.
+        """Add a storage to the least that a block keeps: where this op keeps it and no op outside the block (`others`).
 
-        It is a bound from below: of several ops of a block that keep it one is enough, and takes no variable.
+        Being a bound from below, it may be made from one of the block's ops that keep it, which takes no variable.
         """
         for saver in savers:
             uses = self.counts.uses(saver)
@@ -155,16 +156,16 @@ class Saved:
                     add(target, variable, size)
 
     def _in_all_blocks(self, stage: int, size: int, savers: list[Saver]) -> None:
-        """A storage that some ops keep between the same levels.
+        """Add a storage that some ops keep between the same levels to what all blocks keep.
 
-        A variable that counts such blocks may be larger than they are, and so is nothing to subtract: all but two are
-        all but one, less one where some op keeps it.
+        A variable that counts blocks may exceed their number, so none may be subtracted: the count of all blocks but
+        two is that of all but one, less 1 where some op keeps the storage.
         """
-        but_one: Expression = {}  # all blocks but the last, of any level
+        but_one: Expression = {}  # the count of all blocks but the last, of any level
         for held, level, left_out in self.counts.held(stage) if savers else ():
             each = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
             if len(each) > 1 and left_out == 2:
-                # where it is kept from a level on, the last blocks may be below that: nothing is taken off
+                # where it is kept only from a level on, the last blocks may be below that level: subtract nothing
                 each = [but_one if savers[0].start else {**but_one, self.counts.some(savers): -1.0}]
             elif len(each) > 1:
                 many = {self.program.variable("kept", lower=self.counts.least(level, left_out), upper=None): 1.0}
@@ -182,7 +183,7 @@ class Saved:
             yield from ((level, span) for level in range(1, len(levels)) for span in levels.spans(level))
 
     def _freed(self, stage: int, root: TensorRef, size: int, whole: Expression) -> None:
-        """What inner segments free of a storage that lives within them; `whole`: whether a block keeps it."""
+        """A storage that is made and read within an inner segment is freed by it; `whole`: 1 if a block keeps it."""
         own = self.problem.stages[stage]
         if own.repeat is None or not whole:
             return
@@ -193,7 +194,7 @@ class Saved:
                     add(self.stages[stage].freed.setdefault((level, (first, last)), {}), variable, coefficient * size)
 
     def _besides(self, stage: int, size: int, savers: Sequence[Saver]) -> None:
-        """b >= x[v] - sum of x[u]: what an inner segment keeps for its op v, and no op u before the segment keeps."""
+        """b >= x[v] - sum of x[u]: an inner segment keeps what its op v reads and no op u before the segment keeps."""
         if self.problem.stages[stage].repeat is None:
             return
         offsets = [(saver, self.problem.ops[saver.op].again.offset) for saver in savers]
@@ -210,7 +211,7 @@ class Saved:
                 add(self.stages[stage].besides.setdefault((level, (first, last)), {}), variable, size)
 
     def _copy_of_several_stages(self, size: int, savers: list[Saver]) -> None:
-        """A storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
+        """Add a storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
         first = min(self.problem.ops[saver.op].stage for saver in savers)
         many = self.program.variable("kept")
         for held, *_ in self.counts.held(first):
@@ -219,15 +220,15 @@ class Saved:
         for saver in sorted(savers, key=lambda saver: saver.op):
             stage = self.problem.ops[saver.op].stage
             uses, right = [(self.model.x[saver.op][i], -1.0) for i in saver.choices], 0.0  # many >= x[v]
-            if saver.start:  # and if any block is at such a level: many >= x[v] + q - 1
+            if saver.start:  # only if any block is at such a level: many >= x[v] + q - 1
                 uses, right = [*uses, (self.model.any_recomputed[stage][saver.start - 1], -1.0)], -1.0
-            if stage in self.model.recomputed:  # and if any block is not recomputed
+            if stage in self.model.recomputed:  # only if any block is not recomputed
                 self.program.at_least("kept", [(many, 1.0), (self.model.kept(stage), -1.0), *uses], right - 1.0)
             else:
                 self.program.at_least("kept", [(many, 1.0), *uses], right)
             if stage == first or stage in self.model.recomputed:
                 one = self.program.variable("saved")
-                there = [(many, 1.0)] if stage != first else []  # since a stage before, which does not recompute
+                there = [(many, 1.0)] if stage != first else []  # kept since an earlier stage, not recomputed
                 self.program.at_least("saved", [(one, 1.0), *there, *uses], right)
                 keep(self.stages[stage].block, saver.op, one, size)
                 if stage in before:
@@ -236,7 +237,7 @@ class Saved:
                 before[stage] = one
 
     def _from_outside(self) -> Iterator[Tensor]:
-        """What ops of segments in recomputable blocks read of other blocks; parameters and inputs are there anyway."""
+        """Tensors that recomputable blocks read from other blocks; parameters and inputs are there anyway."""
         for tensor in self.problem.tensors:
             if tensor.kind not in ("first", "next", "outer") or tensor.stage not in self.model.recomputed:
                 continue
@@ -247,10 +248,10 @@ class Saved:
                 yield tensor
 
     def _input_of_recomputed_blocks(self, tensor: Tensor) -> None:
-        """What blocks that are recomputed as a whole keep of a tensor that they read from outside, as it lies there.
+        """Blocks recomputed as a whole keep a tensor that they read from outside, in the layout in which it was made.
 
-        Of those blocks r, which are the first ones, the first (q: whether there is one) reads the stage before, and
-        the r - q others read the block before them.
+        These are the first r blocks of the stage: the first (q: whether there is one) reads the stage before, and the
+        r - q others each read the block before them.
         """
         stage, op, is_next = tensor.stage, self.problem.ops[tensor.source], tensor.kind == "next"
         copies = [self.memory.copy(self.problem.ref(tensor), c.strategy.outputs[tensor.output]) for c in op.choices]
@@ -264,7 +265,7 @@ class Saved:
         ones = [[v] for v in self.model.x[tensor.source]]
         counts = counted(self.program, ones, times, most).tolist()
         found = [*zip(counts, sizes, strict=True)]
-        for copy in () if is_next else dict.fromkeys(copies):  # less what ops before the blocks keep already
+        for copy in () if is_next else dict.fromkeys(copies):  # less the copies that ops of earlier stages keep already
             some = [variable for variable, its in zip(counts, copies, strict=True) if its == copy]
             one = self.neighbours.kept_before(some, self.copies.before(stage, copy))
             if one is not None:

@@ -1,4 +1,4 @@
-"""Who keeps which storage for backward: the ops of a stage, its own blocks' or those of several stages."""
+"""Which ops keep which storage for backward: for one block of a stage, or for several blocks or stages at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from autopar.graph import TensorRef
 from autopar.layout import Layout
 from autopar.solver.problem import Op, Problem
 
-Savers = dict[tuple[int, int, int], "Saver"]  # by op, and between which levels
+Savers = dict[tuple[int, int, int], "Saver"]  # by op, `start` and `end`
 
 
 @dataclass
 class Saver:
-    """An op that keeps a copy of a storage under some of its choices (their numbers), in blocks from one level of
-    recompute on until another."""
+    """An op that keeps a copy of a storage under some of its `choices` (their numbers), in blocks of the levels of
+    recompute from `start` up to, but not including, `end` (0: at all levels from `start`)."""
 
     op: int
     start: int
@@ -24,16 +24,16 @@ class Saver:
     choices: list[int] = field(default_factory=list)
 
     def outlasts(self, end: int) -> bool:
-        """Whether it keeps the copy at all levels below one at which another saver's ends (0: none does)."""
+        """Whether it keeps the copy at all levels below `end`, at which another saver ends (0: at no level)."""
         return not self.start and (not self.end or 0 < end <= self.end)
 
 
 class Copies:
     """The copies that a problem's ops keep, with their savers.
 
-    `own`: of one stage, each block has one. `read`: of blocks that share their decisions, what the first one reads of
-    others, together with what each later one reads of the block before in its place. `shared`: what several stages
-    keep, or all blocks of one, once.
+    `own`: copies of which each block of a stage has one. `read`: the copy that the first of several blocks reads from
+    outside, paired with the one that each later block reads from the block before in its place. `shared`: copies that
+    several stages, or all blocks of one, keep once.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -43,7 +43,7 @@ class Copies:
         self.read: dict[tuple[int, Copy, Copy], Savers] = {}
         self.shared: dict[Copy, Savers] = {}
         self._by_later: dict[tuple[int, Copy], list[Savers]] = {}
-        stages: dict[TensorRef, set[int]] = {}  # of storages that no block of several has for itself
+        stages: dict[TensorRef, set[int]] = {}  # by storage that no block of several has for itself
         for _, op, ref, later, *_ in self._kept():
             if later is None:
                 stages.setdefault(self.memory.roots[ref], set()).add(op.stage)
@@ -67,16 +67,16 @@ class Copies:
             self._by_later.setdefault((at, its), []).append(savers)
 
     def of_next(self, stage: int, copy: Copy) -> list[Saver]:
-        """Who keeps what each block makes, in the block behind it."""
+        """The savers, in the next block, of a copy that each block of a stage makes."""
         return [saver for savers in self._by_later.get((stage, copy), ()) for saver in savers.values()]
 
     def before(self, stage: int, copy: Copy) -> list[Saver]:
-        """Who keeps, in stages before, what the first of a stage's blocks reads."""
+        """The savers, in stages before, of a copy that a stage's first block reads."""
         found = [*self.makers(copy), *self.shared.get(copy, {}).values()]
         return [saver for saver in found if self.problem.ops[saver.op].stage < stage]
 
     def makers(self, copy: Copy) -> list[Saver]:
-        """Who keeps a storage where it is made: in a single block, an op's stage, or the last of equal blocks."""
+        """The savers of a copy in the block that makes it, if that is a single block or the last of equal ones."""
         its = self.problem.first_of_last(copy[0])
         root = copy[0] if its is None else its
         maker = self.problem.op_of.get(root.node)
@@ -87,15 +87,15 @@ class Copies:
         return list(self.own.get((at, (root, copy[1])), {}).values()) if alone else []
 
     def _kept(self) -> Iterator[tuple[int, Op, TensorRef, TensorRef | None, list[Layout], int, int]]:
-        """What ops keep: the op's number and the op; the tensor, and where each of several blocks has its own that of
-        the second one; its layouts by choice; and between which levels."""
+        """What ops keep: the op's number and the op; the tensor; the second block's tensor in its place, where each of
+        several blocks has its own; the tensor's layouts by choice; and the levels `start` and `end`."""
         for number, op in enumerate(self.problem.ops):
             for ref, is_input, j, start, end in self._tensors(number):
                 layouts = [(c.strategy.inputs if is_input else c.strategy.outputs)[j] for c in op.choices]
                 yield number, op, ref, self._later(op, ref, is_input, j), layouts, start, end
 
     def _tensors(self, number: int) -> Iterator[tuple[TensorRef, bool, int, int, int]]:
-        """What an op keeps: the tensor, whether it is an input, its place, and between which levels."""
+        """What an op keeps: the tensor, whether it is an input, its place, and the levels `start` and `end`."""
         op = self.problem.ops[number]
         inputs, outputs, _ = self.memory.saved(op.node)
         dropped, depth = op.again.dropped, self.problem.stages[op.stage].depth
@@ -111,8 +111,8 @@ class Copies:
             yield TensorRef(op.node, j), False, j, 0, dropped
 
     def _later(self, op: Op, ref: TensorRef, is_input: bool, j: int) -> TensorRef | None:
-        """In place of a tensor that an op of the first block keeps, what the second block's keeps; None where that is
-        the same storage, or there is no other block."""
+        """The tensor that the second block's op keeps in place of one that the first block's op keeps; None if it is of
+        the same storage, or if there is no second block."""
         stage = self.problem.stages[op.stage]
         if stage.count == 1 or stage.repeat is None:
             return None
@@ -122,7 +122,7 @@ class Copies:
         return later if not same and (self._is_of(later, op, 0) or self._is_of(later, op, 1)) else None
 
     def _is_of(self, ref: TensorRef, op: Op, block: int) -> bool:
-        """Whether a tensor's storage is made in a block of an op's stage, counted from the first that shares."""
+        """Whether a tensor's storage is made in a block of an op's stage; `block` counts from the stage's first."""
         stage = self.problem.stages[op.stage]
         assert stage.repeat is not None
         position = self.memory.lifetimes.position[self.memory.roots[ref].node]

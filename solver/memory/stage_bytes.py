@@ -1,4 +1,4 @@
-"""Bytes of a stage as expressions of the program's variables, which memory rows add up."""
+"""Bytes of a stage as expressions of the ILP's variables, from which memory rows are made."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ from autopar.cost.structure.levels import Span
 from autopar.solver.linear.terms import Array
 from autopar.solver.seconds.replays import Expression
 
-UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
+UNIT = float(1 << 20)  # bytes per unit of a row: rows count MiB, since solvers work best with coefficients near 1
 
 Part = tuple[int, Span]  # a level of recompute, and one of its segments
 BucketBytes = Callable[[str, Sequence[Sequence[tuple[Moving, int]]], bool], int | None]
-"""A variable for the bytes of a kind (a field of `Moving`) of the largest bucket of what is read: all of it or, unless
-only those `together` count, any one by itself. Each read has several ways to move, with variables of which at most one
-is 1: a row for each variable would be many rows, and a looser relaxation."""
+"""Makes a variable for the bytes of a kind (a field of `Moving`) of the largest bucket of some reads: of all together
+or, unless the flag `together` is set, of any parameter alone. Each read is a list of ways to move, with variables of
+which at most one is 1. They are summed in one row: a row per variable would be many rows, and a looser relaxation."""
 
 
 @dataclass
 class StageBytes:
-    """Expressions in bytes: one block, by the op that first keeps it (`parameters`: of copies of these); all blocks
-    after forward; by level, all blocks of at least that level but the last of that level (of any level: but the
-    last two); the least that one block at a level keeps; inputs of blocks recomputed as a whole, and of the first
-    of them; gradients of one block (by parameter, of all), and of shared parameters, once reduced. Of one block, by
-    segment: what is `freed` when its own ops are through with it, and what is kept of what it reads and nobody
-    keeps (`besides`). `brought`: what the block before keeps and `held` leaves to this one, which keeps it too,
-    from the start (-1) until an op; at levels up to `brought_until`. `unkept`: what it returns, likewise, until an
-    op keeps it. `most_left_behind`: of the buckets of its gradients in the next block's turn."""
+    """Expressions in bytes; "keeps" is for backward.
+
+    `block`, `parameters`: what one block keeps (the latter: of copies of parameters), by the op that first keeps it.
+    `held`: all blocks after forward; `held_but_one`: by level, all blocks of that level or higher but the last of them;
+    `held_but_two`: all blocks but the last two; `least`: by level, the least that a block of it keeps.
+    `inputs`, `first_inputs`: inputs of all blocks recomputed as a whole, and of the first of them.
+    `gradients`: of one block, once reduced; `each_gradient`: the same by parameter, with the choices that it depends
+    on; `shared_gradients`: those of other stages' parameters whose last reader is in this stage.
+    `freed`, `besides`: of one block by segment, what is gone when the segment's ops have run, and what the segment
+    keeps of what it reads and nobody else keeps.
+    `brought`: what the block before keeps too and `held` counts with this block alone, from the start (-1) until an op,
+    at levels below `brought_until`. `unkept`: what the block returns, likewise, until an op keeps it.
+    `most_left_behind`: the most bytes that the buckets of its gradients leave in the next block's turn."""
 
     block: dict[int, Expression] = field(default_factory=dict)
     parameters: dict[int, Expression] = field(default_factory=dict)
@@ -50,7 +55,7 @@ class StageBytes:
 
     @classmethod
     def of_depth(cls, depth: int) -> StageBytes:
-        """Nothing yet, at so many levels of recompute below the whole block, or at none."""
+        """No bytes yet, with lists for `depth` levels: not recomputed, and the levels below the whole block."""
         held_but_one, least = ([dict[int, float]() for _ in range(depth)] for _ in range(2))
         return cls(held_but_one=held_but_one, least=least)
 
@@ -65,7 +70,7 @@ def add(target: Expression, variable: int, coefficient: float) -> None:
 
 
 def total(some: Expression, more: Expression) -> Expression:
-    """Their sum, without what is 0."""
+    """The sum of two expressions, without terms that are 0."""
     found = dict(some)
     for variable, size in more.items():
         add(found, variable, size)

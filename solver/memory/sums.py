@@ -1,4 +1,4 @@
-"""Sums and maxima of bytes as variables of a program, and the rows that add them up below a peak."""
+"""Sums and maxima of bytes as variables of the ILP, and rows that bound sums of these by the peak."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from autopar.solver.seconds.replays import Expression
 
 
 class Sums:
-    """Of a program; `peak`: a variable, in MiB as all that are made here."""
+    """Adds variables and rows to a program; `peak`, like all variables made here, is in MiB."""
 
     def __init__(self, program: Program, peak: int) -> None:
         self.program, self.peak = program, peak
 
     def largest(self, name: str, sizes: Sequence[tuple[Expression, float, float]]) -> int | None:
-        """A variable (in MiB) at least as large as each of some expressions, given with their least and most."""
+        """A variable that is at least each of some expressions in bytes, given with a lower and an upper bound; None if
+        all are 0."""
         floor = max((low for _, low, _ in sizes), default=0.0)
         if not any(high for _, _, high in sizes):
             return None
@@ -29,7 +30,7 @@ class Sums:
         return largest
 
     def bucket(self, kind: str, reads: Sequence[Sequence[tuple[Moving, int]]], together: bool = False) -> int | None:
-        """`solver.memory.stage_bytes.BucketBytes`."""
+        """See `solver.memory.stage_bytes.BucketBytes`."""
         terms: Expression = {}
         each = []
         for some in reads:
@@ -44,7 +45,7 @@ class Sums:
         return self.largest(kind, [(terms, 0.0, float("inf")), *each])
 
     def sum(self, name: str, terms: Expression, more: int | None = None, *, lower: float = 0.0) -> int | None:
-        """A variable equal to a sum of bytes (in MiB), and another such variable."""
+        """A variable equal to a sum of bytes plus the variable `more`."""
         if not terms:
             return more
         found = self.program.variable(name, lower=lower, upper=None, whole=False)
@@ -55,7 +56,7 @@ class Sums:
         return found
 
     def at_most(self, name: str, sums: Sequence[Sequence[int | None]], terms: Expression, right: float = 0.0) -> None:
-        """Each of some sums of variables, with terms that all of them have in common, is at most the peak."""
+        """Rows: each of some sums of variables, plus terms in bytes common to all, is at most the peak plus `right`."""
         variables, sizes = arrays_of(terms)
         for parts in sums:
             own = [(v, 1.0) for v in parts if v is not None]

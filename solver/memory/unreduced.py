@@ -1,8 +1,9 @@
-"""Gradients that micro-batches before the last leave in the layouts of their uses, which wait for the one reduction.
+"""Unreduced gradients that the micro-batches before the last leave, in the layouts in which ops read the parameters.
 
-Ops that read a parameter in one layout leave one gradient, whatever blocks they are in and whether these recompute. Of
-a parameter that several regions read (tied embeddings, a block in a loop), rows have it so. Of a block's own, each op
-that reads it counts.
+They are summed over micro-batches and reduced once. Ops that read a parameter in one layout leave one gradient,
+whatever blocks they are in and whether these recompute. Rows count this exactly for a parameter that several regions
+read (tied embeddings, a block in a loop); for a block's own parameter, they count one gradient for each op that reads
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from autopar.solver.seconds.replays import Expression, Pair
 
 
 def unreduced(model: Model) -> Expression:
-    """Bytes of all of them."""
+    """The bytes of all unreduced gradients."""
     memory, grouping, found = model.problem.memory, model.problem.grouping, Expression()
     alike: dict[tuple[int, Pair], tuple[int, list[int]]] = {}
     for flow in model.flows:
@@ -39,7 +40,7 @@ def unreduced(model: Model) -> Expression:
 
 
 def _any(model: Model, readers: Sequence[int]) -> int:
-    """A variable that is 1 where any of some ops reads so."""
+    """A variable that is at least 1 where any of some flows is 1."""
     found = model.program.variable("unreduced", whole=False)
     for variable in readers:
         model.program.at_least("unreduced", [(found, 1.0), (variable, -1.0)], 0.0)

@@ -1,1 +1,1 @@
-"""What lives on one device at each moment of a step: what the prediction and the solver's rows share."""
+"""Bytes that live on one device at each moment of a step, for the prediction and for the solver's memory rows."""

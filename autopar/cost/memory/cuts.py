@@ -1,4 +1,4 @@
-"""Cuts of a tensor as cuts of the storage behind it."""
+"""How a sharded tensor is cut, in terms of the storage behind it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-SUMMANDS = (-1, -1)  # in place of a cut: what the ranks of an axis hold adds up to the tensor
+SUMMANDS = (-1, -1)  # in place of a cut: the ranks of an axis hold partial sums of the tensor
 
-Cuts = tuple[tuple[int, tuple[int, int]], ...]  # by mesh axis
+Cuts = tuple[tuple[int, tuple[int, int]], ...]  # mesh axes, each with its cut
 
 
 def in_storage(tensor: torch.Tensor, cuts: Cuts, ranks: Sequence[int], *, is_view: bool) -> Cuts:
-    """Cuts of a tensor's dims as cuts of its storage, equal for views of one storage that are cut alike: elements in
-    the longest piece, and, where pieces are not equal, in what is cut into them.
+    """Cuts of a tensor's dims (dim, digit) as cuts of its storage, equal for views that cut a storage alike: the
+    storage elements that the longest piece spans and, if pieces are unequal, those that what is cut spans (else 0).
 
     `is_view`: pieces of a dim along which the tensor is expanded are views (`runtime.communication.cuts`): no cut.
     """

@@ -1,11 +1,12 @@
-"""What lives on one device at a moment of a step: the formulas that the prediction and the solver's rows share.
+"""Bytes that live on one device at a moment of a step: formulas that the prediction and the solver's rows share.
 
-**Copies.** What backward needs of a tensor is kept in the layout in which the op that saves it wants it. Two saved
-tensors are one copy when they alias the same storage in the graph and it is cut alike; a converted tensor
-is a copy of its own. A view is charged as the whole storage behind it.
+**Copies.** A saved tensor is kept in the layout that the op which saves it wants. Two saved tensors are one copy if
+they alias the same storage in the graph and are cut alike; a converted tensor is a copy of its own. A view is charged
+as the whole storage behind it.
 
-**Parameters** count in the optimizer's dtype as they are stored. Where an op reads one in another dtype or cut by other
-axes than it is stored, what it reads is a copy, which lives until its gradient unless it is gathered again.
+**Parameters** count in the optimizer's dtype, in the layout in which they are stored. Where an op reads a parameter in
+another dtype or layout, it reads a copy, which lives until the op's backward has made the gradient, unless the copy is
+dropped and gathered again.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
     from autopar.cost.structure.blocks import Repeat
     from autopar.cost.structure.folds import Fold
 
-Copy = tuple[TensorRef, Cuts]  # whose storage, and how it is cut
+Copy = tuple[TensorRef, Cuts]  # the tensor that owns the storage, and how the storage is cut
 
-# What torch's allocator hands out beyond the tensors: on CUDA, the workspaces of cuBLAS (32 MiB on Hopper, for each of
-# forward's and backward's threads) and the rounding of every tensor to 512 bytes. Not counted: that it hands out whole
-# blocks, up to 190 MiB of a step, and what sums over many rows stage, 132 MiB on Hopper (docs/results/one_gpu.md).
+# Bytes that torch's allocator hands out beyond the tensors, by kind of device. On CUDA: the workspaces of cuBLAS (32
+# MiB on Hopper, one each for the threads of forward and backward) and the rounding of every tensor to 512 bytes. Not
+# counted: that it hands out whole blocks (up to 190 MiB in a step), and temporaries of sums over many rows (132 MiB on
+# Hopper); see docs/results/one_gpu.md.
 _ALLOCATOR_BYTES = {"cuda": 66 << 20}
 
 
@@ -47,12 +49,12 @@ _ALLOCATOR_BYTES = {"cuda": 66 << 20}
 class StepMemory:
     """Bytes per device of the parts of one step, from the graph and the layouts asked for.
 
-    `parameters`: the model's parameters by qualified name, as they will be stored (their dtype is overridden by
-    `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing. `repeats`: the graph's
-    blocks (`cost.structure.blocks`), of which equal ones are looked at once; the answers are the same without.
-    `bucket_bytes`: what a bucket of parameters has, and has at most where one of them is larger
-    (`cost.buckets.size`). `buffers`: the model's, by name.
-    `pinned`: how parameters are stored already; `trained`: those that other graphs of the model train.
+    Graph nodes need `meta[COST]`; a node without it keeps nothing. `parameters`: the model's parameters by qualified
+    name, as they will be stored (their dtype is overridden by `precision.parameter`); `buffers`: the model's, by name.
+    `repeats`: the graph's blocks (`cost.structure.blocks`); they only save time, as equal blocks are looked at once.
+    `bucket_bytes`: the size of a bucket of parameters; `most_bucket_bytes`: its limit where one parameter is larger
+    (`cost.buckets.size`). `pinned`: layouts in which parameters are already stored; `trained`: parameters that other
+    graphs of the model train.
     """
 
     graph: fx.Graph
@@ -72,9 +74,9 @@ class StepMemory:
 
     @cached_property
     def fixed(self) -> dict[str, int]:
-        """What is there all the while, whatever is chosen: what the device's allocator counts beside tensors; weights
-        that the graph does not read, as they are stored, whole unless pinned; and what the optimizer keeps of
-        parameters that other graphs train and this one does not. These have no gradients when the graph runs."""
+        """Bytes by part that live throughout, whatever is chosen: what the device's allocator takes beside tensors;
+        weights that the graph does not read, stored whole unless pinned; and the optimizer's state of parameters that
+        only other graphs train, which have no gradients while this graph runs."""
         stored = self.precision.parameter
         unread = unread_bytes(self.graph, self.parameters, self.buffers, stored, self.pinned, self.mesh_shape)
         parts = {"allocator": _ALLOCATOR_BYTES.get(self.device_kind, 0), "unread weights": unread}
@@ -95,25 +97,25 @@ class StepMemory:
     @cached_property
     def lifetimes(self) -> Lifetimes:
         """The points of a step where the peak can be."""
-        from autopar.cost.memory.lifetimes import Lifetimes  # it asks this class in turn
+        from autopar.cost.memory.lifetimes import Lifetimes  # here, as that module imports this one
 
         return Lifetimes(self)
 
     @cached_property
     def without_backward(self) -> StepMemory:
-        """The same of a pass that only reads."""
+        """The same for a pass without backward over the graph."""
         return replace(self, train=False)
 
     @cached_property
     def folds(self) -> tuple[Fold, ...]:
-        """The repeats of which middle blocks are equal in all that is asked here."""
+        """The repeats whose middle blocks are equal in everything that this class answers."""
         from autopar.cost.structure.folds import find_folds
 
         return find_folds(self)
 
     def grouping(self, repeats: Sequence[Repeat]) -> Grouping:
-        """How parameters share collectives in a graph with these blocks."""
-        from autopar.cost.buckets.grouping import Grouping  # it asks this class in turn
+        """How parameters share buckets in a graph with these blocks."""
+        from autopar.cost.buckets.grouping import Grouping  # here, as that module imports this one
         from autopar.cost.structure.blocks import unparted
 
         blocks = unparted(repeats)
@@ -127,7 +129,7 @@ class StepMemory:
 
     @cached_property
     def inputs(self) -> dict[fx.Node, list[TensorRef]]:
-        """The tensors that every node reads, one entry an occurrence; found when first asked for."""
+        """The tensors that each node reads, one entry per occurrence; found when first asked for."""
         return Found(tensor_inputs)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ class StepMemory:
         return (self.precision.parameter or stored) if stored.is_floating_point else stored
 
     def parameter_bytes(self, node: fx.Node, storage: Layout) -> dict[str, int]:
-        """What a parameter takes all the time: itself, its master copy, the optimizer's state."""
+        """Bytes by part that a parameter takes throughout: itself, its master copy and the optimizer's state."""
         key = tensor_of(TensorRef(node, 0)).shape, self.stored_dtype(node), self.is_trainable(node), storage
         found = self._parameter_bytes.get(key)
         if found is None:
@@ -171,22 +173,22 @@ class StepMemory:
         return state_bytes(self.optimizer, self.precision, whole, dtype, storage, self.mesh_shape)
 
     def gradient_bytes(self, node: fx.Node, storage: Layout) -> int:
-        """The gradient that the optimizer reads."""
+        """Bytes of the gradient that the optimizer reads."""
         return self.parameter_bytes(node, storage)["parameters"] if self.is_trainable(node) else 0
 
     def optimizer_traffic_bytes(self, node: fx.Node, storage: Layout) -> int:
-        """Bytes that the optimizer's step reads and writes: every tensor twice, the gradient once."""
+        """Bytes that the optimizer's step moves: it reads and writes every tensor, and reads the gradient."""
         if not self.is_trainable(node):
             return 0
         return 2 * sum(self.parameter_bytes(node, storage).values()) + self.gradient_bytes(node, storage)
 
     @property
     def optimizer_at_once(self) -> bool:
-        """Whether torch's optimizers step over all parameters at once, as on CUDA, or over one after another."""
+        """Whether torch's optimizers update all parameters at once (foreach, as on CUDA) or one after another."""
         return self.device_kind == "cuda"
 
     def read_bytes(self, node: fx.Node, storage: Layout, wanted: Layout) -> int:
-        """The copy of a parameter that an op reads: 0 where it reads the stored tensor itself."""
+        """Bytes of the copy of a parameter that an op reads: 0 where it reads the stored tensor itself."""
         tensor = tensor_of(TensorRef(node, 0))
         if tensor.dtype == self.stored_dtype(node) and self.cuts(storage) == self.cuts(wanted):
             return 0
@@ -209,8 +211,8 @@ class StepMemory:
             ref = source
 
     def saved(self, node: fx.Node) -> Kept:
-        """Which inputs and outputs a node keeps for backward, and how many bytes beside them (whole, unsharded); of one
-        that backward never comes to, parameters alone."""
+        """Which inputs and outputs a node keeps for backward, and how many bytes beside them (whole, unsharded); only
+        parameters if backward never reaches the node."""
         return self.savings.kept[node]
 
     def saves(self, node: fx.Node) -> bool:
@@ -220,18 +222,18 @@ class StepMemory:
     @cached_property
     def savings(self) -> Savings:
         """What autograd saves, and until when."""
-        from autopar.cost.memory.savings import Savings  # it asks this class in turn
+        from autopar.cost.memory.savings import Savings  # here, as that module imports this one
 
         return Savings(self)
 
     def cuts(self, layout: Layout) -> Cuts:
-        """What each mesh axis does to a value: the dim and digit that it cuts, or that its parts are summands; an axis
-        of one device does nothing."""
+        """By mesh axis, the dim and digit along which it cuts a value, or SUMMANDS where the ranks hold partial sums;
+        axes of one device are left out."""
         placed = [(a, p) for a, p in enumerate(layout.placements) if self.mesh_shape[a] > 1 and not p.is_replicated]
         return tuple((a, (p.dim, p.outer) if p.is_sharded else SUMMANDS) for a, p in placed)
 
     def copy(self, ref: TensorRef, layout: Layout) -> Copy:
-        """The storage that holds `ref` in `layout`: equal for views that are cut alike, whichever dims that is."""
+        """The storage that holds `ref` in `layout`: equal for views that cut the storage alike, in whichever dims."""
         found = self._copies.get((ref, layout))
         if found is None:
             tensor, root = tensor_of(ref), self.roots[ref]
@@ -245,7 +247,7 @@ class StepMemory:
         return {}
 
     def copy_bytes(self, copy: Copy) -> int:
-        """Bytes of a storage; inputs and buffers in whole are there anyway, unless they are cast."""
+        """Bytes of a copy; 0 for whole inputs and buffers, which are there anyway unless they are cast."""
         root, cuts = copy
         if not cuts and root.node.op in ("placeholder", "get_attr") and not is_cast_input(root.node):
             return 0
@@ -257,7 +259,8 @@ class StepMemory:
 
     @cached_property
     def saved_roots(self) -> frozenset[TensorRef]:
-        """The storages of which some node keeps a copy; of unseen blocks, the model's stand for theirs."""
+        """The storages of which some node keeps a copy; those of a fold's unseen blocks are left out, as the fold's
+        model stands for them."""
         found: set[TensorRef] = set()
         unseen = {position for fold in self.folds for position in fold.unseen}
         for node in (node for i, node in enumerate(self.graph.nodes) if i not in unseen):
@@ -267,7 +270,7 @@ class StepMemory:
             found.update(self.roots[TensorRef(node, i)] for i in outputs)
         return frozenset(found)
 
-    # -- what lives for a short while, and always ---------------------------------------------------------------------
+    # -- bytes of tensors ---------------------------------------------------------------------------------------------
 
     def local_bytes(self, ref: TensorRef, layout: Layout) -> int:
         """Bytes of one device's part of a tensor."""
@@ -283,12 +286,13 @@ class StepMemory:
         return {}
 
     def is_kept(self, root: TensorRef) -> bool:
-        """Whether a storage is kept for backward; of unseen blocks, the model's stand for theirs."""
+        """Whether a storage is kept for backward; in a fold's unseen blocks, as in the fold's model."""
         fold = next((fold for fold in self.folds if fold.is_middle(root.node)), None)
         return (TensorRef(fold.model_of(root.node), root.index) if fold else root) in self.saved_roots
 
     def input_bytes(self, node: fx.Node, layout: Layout) -> int:
-        """A placeholder or buffer as it is given; where it is read in another dtype, that is a copy (`copy_bytes`)."""
+        """Bytes of a placeholder or buffer as it is given; if it is read in another dtype, the cast is a copy beside it
+        (`copy_bytes`)."""
         if len(output_tensors(node)) != 1:
             return 0
         read, as_read = tensor_of(TensorRef(node, 0)).dtype, self.local_bytes(TensorRef(node, 0), layout)

@@ -1,7 +1,7 @@
 """What lives on one device in a pass without backward: one moment for every region of the graph.
 
-Nothing is kept. At an op there live weights, what the call is given, values that somebody reads later or that are
-returned, the op's own tensors, and copies of parameters (`cost.memory.gathers`).
+Nothing is saved for backward. At an op there live weights, the call's inputs, values that are read later or returned,
+the op's own tensors, and copies of parameters (`cost.memory.gathers`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _always(plan: PlannedBytes) -> Counter[str]:
 
 
 def _fullest(plan: PlannedBytes, gathers: Gathers, i: int) -> dict[str, int]:
-    """What is there at the largest point of a region, beside what always is."""
+    """Bytes by part at the largest point of a region, beside those that live throughout."""
     arrivals, most, best = gathers.region(i), -1, dict[str, int]()
     for node in plan.members[i]:
         for case in arrivals.at(node):

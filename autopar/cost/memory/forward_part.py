@@ -1,15 +1,18 @@
-"""The forward of a training step, where it may hold the peak: where it gathers what backward does not gather again.
+"""The regions of a training step whose forward may hold the peak: those that gather what backward does not.
 
-Backward has in its turn of a region all that forward had there, and gradients besides: what the regions before keep and
-this one does as far as an op, the parameters that its ops read, those that arrive meanwhile. So forward's moments say
-nothing more, but for a frozen parameter that some op reads and does not keep: those of an embedding, of layers before
-the first one that is trained, of a head before which nothing is. No gradient of it comes, and backward does not gather
-it. (A trained one that is not kept has a gradient as large.) Where such a one is read, arrives, or stays for an op to
-come, the moments of forward count too.
+In general, the backward of a region has all that its forward had, and gradients besides: what the regions before keep
+and this one keeps up to an op, the parameters that the op reads, and those that arrive meanwhile. There are two
+exceptions.
 
-And where small blocks share a bucket that is kept, and whose gradients move nowhere (parameters are stored sharded, and
-every rank computes the whole): all of it lands in forward, twice as large for a moment, while of its gradients the rank
-keeps its parts as they come. So the landing of a bucket of several blocks counts, which recomputed ones do not share.
+A frozen parameter that an op reads but does not keep for backward: that of an embedding, of layers before the first
+trained one, or of a head before which nothing is trained. It has no gradient, and backward does not gather it. (A
+trained parameter that is not kept has a gradient of the same size.) Where such a parameter is read, arrives, or stays
+for a later op, the moments of forward count too.
+
+A bucket that several small blocks share, that is kept, and whose gradients move nowhere (parameters are stored sharded,
+and every rank computes the whole gradient): all of it lands in forward, where it is there twice for a moment, while a
+rank keeps only its part of each gradient. So the landing of a bucket of several blocks counts; blocks recomputed as a
+whole do not share one.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from autopar.cost.traffic import in_segment
 
 
 class ForwardPart(NamedTuple):
-    """`memory` and `grouping`: of the same graph as a pass without backward reads parameters; `regions`: of which the
-    moments of forward count; `landings`: others, where that of a bucket of several blocks lands."""
+    """`memory`, `grouping`: those of a pass without backward over the same graph; `regions`: whose forward counts at
+    all points; `landings`: further regions, where only the landing of a bucket of several blocks counts."""
 
     memory: StepMemory
     grouping: Grouping
@@ -35,7 +38,7 @@ class ForwardPart(NamedTuple):
 
 
 def forward_part(memory: StepMemory, grouping: Grouping) -> ForwardPart | None:
-    """Of a training step whose forward may hold the peak; None for all others. `grouping`: of the step."""
+    """The part of a training step's forward that may hold the peak; None if there is none. `grouping`: the step's."""
     read = {node: readers for node in memory.graph.nodes if (readers := _not_keeping(memory, node))}
     shared = {i for i in range(grouping.regions) if grouping.begins(i) and grouping.goes_on(i)}
     if not read and not shared:
@@ -60,5 +63,5 @@ def _not_keeping(memory: StepMemory, node: fx.Node) -> list[fx.Node]:
 
 
 def _mentions(grouping: Grouping, region: int, some: set[int]) -> bool:
-    """Whether anything of some regions is on its way in a region."""
+    """Whether parameters of `some` regions are on their way in a region."""
     return any(one in some for terms in forward_way(grouping, region).values() for _, one in terms)

@@ -1,8 +1,8 @@
-"""Which parameters are on their way in a pass without backward, region by region: `cost.memory.on_the_way` forwards.
+"""Which parameters are on their way in the regions of a forward: the counterpart of `cost.memory.on_the_way`.
 
-Each copy of a parameter comes with its bucket, where the first op of the bucket's regions reads one that moves, and is
-freed behind its last reader. The bucket behind arrives meanwhile. What `cost.memory.forward_moments` counts and the
-solver's `forward_rows` are both made of this.
+A copy of a parameter arrives with its bucket, when the first op of the bucket's regions reads a parameter that moves,
+and is freed after its last reader; meanwhile the next bucket arrives. `cost.memory.forward_moments` and the solver's
+`forward_rows` are both made of these terms.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from autopar.cost.memory.on_the_way import Phase, Terms, begun_ahead
 
 
 def forward_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
-    """What is there in each phase of a region beside copies that its own ops or those of others still read, if all
-    that can move does: BEFORE its bucket is read, at its LANDING, and SINCE.
+    """What is there in each phase of a region (BEFORE its bucket is read, at its LANDING, and SINCE), if all that can
+    move does. Copies that ops of this or other regions still read count elsewhere.
 
-    Of parameters that fill several buckets one lands at a time, and the rest of it is there beside what ops read: none
-    of a bucket that is one parameter.
+    If a region's parameters fill several buckets, one lands at a time, and what of it no op is reading is there too;
+    that is nothing if the bucket is a single parameter.
     """
     group = grouping.together(region)
     if not any(grouping.reads(one) for one in group):
@@ -33,7 +33,7 @@ def forward_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
 
 
 def _called(grouping: Grouping, region: int) -> Terms:
-    """What the buckets before a region's have called for."""
+    """What the buckets before a region's have begun to gather ahead."""
     before = grouping.before(region)
     while before is not None and not grouping.reads(before):
         before = grouping.before(before)
@@ -41,7 +41,7 @@ def _called(grouping: Grouping, region: int) -> Terms:
 
 
 def _ahead(grouping: Grouping, region: int, *, read: bool) -> Terms:
-    """What has begun of buckets behind a region's, once it is `read` or until then."""
+    """What has begun of the buckets after a region's by the time it is read (`read`), or before that."""
     arriving, begun = begun_ahead(grouping, region, grouping.after, read=read)
     terms = [("arriving", arriving), ("begun", begun)]
     return tuple((kind, one) for kind, some in terms for first in some for one in grouping.together(first))

@@ -1,9 +1,9 @@
-"""Copies of parameters that the ops of a forward read, region by region, and buckets that are on their way for them.
+"""Copies of parameters that the ops of a forward read, region by region, and the buckets on their way for them.
 
-Each copy is there from its arrival until its last reader is through. One that is moved comes with its bucket
-(`cost.memory.forward_way`); one that is converted on the spot, or fills a bucket with few others, where it is first
-read. In the forward of a training step, a copy that an op keeps for backward stays behind that op's region: there it is
-among what regions before have kept (`cost.memory.moments`).
+A copy is there from its arrival until its last reader has run. A copy that is gathered arrives with its bucket
+(`cost.memory.forward_way`); one that is converted on the spot, or whose region's parameters fill several buckets,
+arrives at its first reader. In the forward of a training step, a copy that an op keeps for backward counts after the
+op's region among what the regions before have kept (`cost.memory.moments`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from autopar.layout import Layout
 
 
 class Case(NamedTuple):
-    """A point of an op's forward, once its parameters are there or while they land: bytes of copies of parameters, and
-    of what is on its way."""
+    """A point of an op's forward, once its parameters are there or while they land (`lands`): bytes of `copies` of
+    parameters, and of what is on its way (`moved`)."""
 
     point: Point
     lands: bool
@@ -39,8 +39,8 @@ class Case(NamedTuple):
 
 @dataclass
 class _Reads:
-    """A parameter as some ops want it, from the first to the last that reads it so; what moves for it; and the first
-    that keeps its copy for backward."""
+    """A parameter in a layout that some ops want: what moves for it; the first and the last op that read it so; and the
+    first that keeps the copy for backward."""
 
     moving: Moving
     first: fx.Node
@@ -53,7 +53,7 @@ class _Reads:
 
 
 class Gathers:
-    """Of a plan's forward; `memory`, `grouping`: of a pass without backward over its graph."""
+    """The copies of a plan's forward; `memory`, `grouping`: those of a pass without backward over its graph."""
 
     def __init__(self, plan: PlannedBytes, memory: StepMemory, grouping: Grouping) -> None:
         self.plan, self.memory, self.grouping = plan, memory, grouping
@@ -64,11 +64,11 @@ class Gathers:
             self._moving.setdefault(self.region_of[one.first], []).append(one.moving)
 
     def region(self, i: int) -> Arrivals:
-        """One region, to be asked of its ops in order."""
+        """What arrives in a region; its ops are asked for in order."""
         return Arrivals(self, i)
 
     def _copies(self) -> list[_Reads]:
-        """The copies of parameters that ops read, each with those that read it."""
+        """The copies of parameters that ops read, each with its readers."""
         found: dict[tuple[fx.Node, Layout], _Reads] = {}
         for node in (n for n in self.plan.nodes if n in self.plan.chosen and in_segment(n)):
             saved = () if node in self.plan.segment_of else self.plan.memory.saved(node)[0]
@@ -90,12 +90,12 @@ class Gathers:
         return list(found.values())
 
     def bytes(self, kind: str, i: int) -> int:
-        """What a region's buckets have of a kind, as they come one by one."""
+        """Bytes of a kind (a field of `Moving`) of a region's largest bucket, as its buckets arrive one by one."""
         return largest(self._moving.get(i, ()), kind, together=kind == "gathered")
 
 
 class Arrivals:
-    """What comes and goes in one region."""
+    """The copies that arrive and leave in one region."""
 
     def __init__(self, of: Gathers, i: int) -> None:
         self.of, self.plan, self.lifetimes = of, of.plan, of.plan.memory.lifetimes
@@ -115,7 +115,7 @@ class Arrivals:
         self.phase = Phase.BEFORE if late else Phase.SINCE
 
     def at(self, node: fx.Node) -> list[Case]:
-        """The points of an op; the ops before it have been asked for."""
+        """The points of an op; the region's ops before it must have been asked for."""
         arrived = self.comes.get(node, [])
         self.there += sum(one.moving.copied for one in arrived)
         self.landing += sum(one.moving.copied for one in arrived if one.moves)
@@ -130,14 +130,14 @@ class Arrivals:
         return found
 
     def beside(self, case: Case) -> int:
-        """What else lives at a point for a short while."""
+        """What else lives at a point alone."""
         if case.lands:
             return self._given(case.point.node) + self.plan.momentary.passing_bytes(case.point)
         return self.plan.momentary.bytes_at(case.point)
 
     def _arrivals(self, own: Sequence[_Reads], *, lands: bool) -> dict[fx.Node, list[_Reads]]:
-        """The copies that come in a region, by the ops that they come at: all of a bucket at the first that reads any
-        of it. Where none `lands`, what moves has come with a region before."""
+        """The copies that arrive in a region, by the op at which they do: all of a bucket at the first op that reads
+        any of it. If no bucket `lands` here, what moves has arrived with an earlier region."""
         position = self.lifetimes.position
         moving = [one for one in own if one.moves] if lands else []
         at_once = {one.first for one in moving if not self.of.grouping.is_cut(self.plan.region_of[one.first])}
@@ -148,8 +148,7 @@ class Arrivals:
         return found
 
     def _given(self, node: fx.Node) -> int:
-        """What an op reads of values that nobody keeps so far: as they lie where they were made, and as it wants
-        them."""
+        """Bytes of the inputs that no op before keeps, in their makers' layouts and in those that the op wants."""
         found: dict[Copy, int] = {}
         memory, chosen = self.plan.memory, self.plan.chosen
         for j in self.lifetimes.unsaved(node):

@@ -1,9 +1,9 @@
-"""Which gradients of activations live as backward walks a graph, and which are one tensor: from the graph alone.
+"""Which gradients of activations live as backward walks a graph, and which share a storage: from the graph alone.
 
-A tensor's gradient lives from the backward of its last reader, where readers' gradients are added up, to that of its
-maker. Some gradients are other gradients: those of views, and both of an addition's (`NodeCost.gradient_alias_of`).
-Autograd adds to the first in place, unless somebody else holds it or it is a view (`accumulate` in torch's
-`input_buffer.cpp`); then the sum is another tensor.
+A tensor's gradient lives from the backward of its last reader, where the sum over readers begins, to that of its maker.
+Some gradients alias others: those of views, and those of both inputs of an addition (`NodeCost.gradient_alias_of`).
+Autograd adds to the first reader's gradient in place, unless it is held elsewhere or is a view (`accumulate` in torch's
+`input_buffer.cpp`); then the sum is a new tensor.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class GradientStorages:
-    """What lives so far; `inputs`: the tensors that each op reads, in the order of the graph."""
+    """The gradients that live at one place of the walk; `inputs`: the tensors that each op reads, in graph order."""
 
     def __init__(self, memory: StepMemory, inputs: Mapping[fx.Node, Sequence[TensorRef]]) -> None:
         self.memory, self.position = memory, {node: i for i, node in enumerate(inputs)}
         self.inputs = inputs
         self._of: dict[TensorRef, TensorRef] = {}  # the storage of each gradient, named by the tensor it was made for
         self._views: set[TensorRef] = set()  # tensors whose gradients are views
-        self._handed: dict[TensorRef, tuple[Read, ...]] = {}  # through which reads a gradient came to be another's
+        self._handed: dict[TensorRef, tuple[Read, ...]] = {}  # reads by which a gradient aliases another
         self._to_come: dict[TensorRef, list[Read]] = defaultdict(list)
         for node, refs in inputs.items():
             if in_segment(node) and not is_getitem(node) and any(t.requires_grad for t in output_tensors(node)):
@@ -41,12 +41,12 @@ class GradientStorages:
         return ref in self._of
 
     def enter(self, refs: Iterable[TensorRef]) -> None:
-        """Here backward begins."""
+        """Start backward at these tensors."""
         self._of.update((ref, ref) for ref in refs)
 
     @property
     def state(self) -> frozenset[tuple[TensorRef, ...]]:
-        """Equal where the same lives."""
+        """A key that is equal where the same gradients live in the same storages."""
         found = []
         for ref, storage in self._of.items():
             handed = [one for read in self._handed.get(ref, ()) for one in read]
@@ -55,16 +55,16 @@ class GradientStorages:
 
     @property
     def storages(self) -> tuple[TensorRef, ...]:
-        """The tensors after which storages are named."""
+        """The live storages, each as the tensor after which it is named."""
         return tuple(dict.fromkeys(self._of.values()))
 
     def awaited(self, at: fx.Node) -> tuple[Read, ...]:
-        """Tensors whose gradients are their own, with the next reader, from an op on towards the front."""
+        """The tensors whose gradients have storages of their own, each as its next read in backward from an op on."""
         reads = ((ref, self._next(ref, at)) for ref, storage in self._of.items() if ref == storage)
         return tuple(read for _, read in reads if read is not None)
 
     def apart(self, at: fx.Node) -> tuple[tuple[Read, ...], ...]:
-        """The reads through which gradients are others', with the next of the same tensor that is to come."""
+        """The reads by which gradients alias others, each with the next read in backward of the same tensor, if any."""
         found: dict[tuple[Read, ...], None] = {}
         for ref, reads in self._handed.items():
             for read in reads:
@@ -79,8 +79,8 @@ class GradientStorages:
         return reads[-1] if reads else None
 
     def give(self, node: fx.Node, made: list[int]) -> None:
-        """An op's backward: its outputs' gradients go, its inputs' come. To `made`, which has the inputs whose
-        gradients it makes, are added those of which a sum is another tensor."""
+        """Run an op's backward: gradients of its outputs go, and those of its inputs come. `made`, the inputs for whose
+        gradients it makes a tensor, is extended by those whose sum becomes a new tensor."""
         cost = node.meta.get(COST)
         alias, views = (cost.gradient_alias_of, cost.gradient_is_view) if cost is not None else ((), ())
         outputs = [TensorRef(node, i) for i in range(len(output_tensors(node)))]
@@ -113,8 +113,8 @@ class GradientStorages:
                 self._views.discard(ref)
 
     def name(self) -> None:
-        """Name each storage that one tensor has left after that: the others' layouts say nothing about it any more. Not
-        where it has a part alone (what `stack` read, say): all of it is there as long as that."""
+        """Rename each storage that is left to one tensor after that tensor, whose layout it now has. Not if the tensor
+        is only a part of it (an input of `stack`, say), as the whole storage then lives on."""
         holders = Counter(self._of.values())
         for ref, storage in self._of.items():
             if holders[storage] == 1 and tensor_of(ref).nbytes >= tensor_of(storage).nbytes:

@@ -1,7 +1,7 @@
-"""What a region keeps for backward, op by op, as its ops run: in forward, or again in a replay.
+"""What a region keeps for backward as its ops run one by one, in forward or in a replay.
 
-An inner segment keeps its inputs, and has what its ops save while these run; when they are through, what nothing else
-reads is gone. While backward replays it, there is besides what the caller holds of what it makes.
+An inner segment keeps its inputs. What its ops save is there while they run; afterwards, what nothing else reads is
+freed. While backward replays the segment, what the caller holds of its results is there besides.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from autopar.plans import Segment
 
 
 class Growth:
-    """Of a region, of which `parts` has grown so far; `kept`: storages that are there already. `backward`: whether
-    the copies of parameters that its ops keep count here, and what replays make beside what is there."""
+    """Of region `i`: bytes by part that have grown so far (`parts`). `kept`: storages that are there already.
+    `backward`: whether to count the copies of parameters that ops keep, and what the caller holds beside replays."""
 
     def __init__(self, plan: PlannedBytes, i: int, kept: set[Copy], *, backward: bool = True) -> None:
         self.plan, self.memory, self._i = plan, plan.memory, i
@@ -29,11 +29,11 @@ class Growth:
         self._segment: Segment | None = None
 
     def begin(self, node: fx.Node) -> None:
-        """Come to an op: the next in the order of the graph."""
+        """Proceed to the next op in the order of the graph, leaving and entering segments."""
         segment = self.plan.segment_of.get(node, self._segment if not in_segment(node) else None)
         if segment == self._segment:
             return
-        if self._segment is not None and self._segment.inner:  # its backward is yet to come, or its forward is over
+        if self._segment is not None and self._segment.inner:  # its replay comes later, or its forward is over
             self._leave(self._segment)
         if segment is not None and segment.inner:
             copies = self.plan.inner_inputs(segment) - self._kept
@@ -43,7 +43,7 @@ class Growth:
         self._segment = segment
 
     def keep(self, node: fx.Node) -> None:
-        """What the op keeps."""
+        """Add what the op keeps."""
         inner = self._segment is not None and self._segment.inner
         part = "replayed block" if inner else self._again or "activations"
         self.parts[part] += self.plan.beside(node)
@@ -55,11 +55,11 @@ class Growth:
             self._there.add(key)
 
     def yet_to_keep(self) -> int:
-        """What the caller holds of this region that ops behind the last one keep, or another region's."""
+        """Bytes that the caller holds of this region and that only later ops, or those of other regions, keep."""
         return self.plan.returned.not_among(self._kept, self._i, self._segment)
 
     def _leave(self, segment: Segment) -> None:
-        """Take away what an inner segment has while its own ops run, of storages that nothing else reads."""
+        """Take off what only lives while an inner segment's ops run: saved tensors that nothing else reads."""
         plan, lifetimes = self.plan, self.memory.lifetimes
         nodes = [n for n in plan.nodes[segment.first : segment.last + 1] if n in plan.chosen and in_segment(n)]
         saved = {copy for node in nodes for copy in plan.copies(node)}

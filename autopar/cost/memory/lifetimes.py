@@ -1,14 +1,13 @@
-"""The points of a step where the peak can be, and what lives at each beside what is kept: from the graph alone.
+"""The points of a step that can be the peak, and what lives at each beside saved tensors: from the graph alone.
 
-A point is one op's forward or backward, at its fullest: its results are there, and nothing that it read is freed.
+A point is one op's forward or backward when it has most: its results are there, and nothing that it read is freed yet.
+In forward, there live values that a later op reads and that no op so far has saved. Backward runs the ops in reverse;
+which gradients live is told in `cost.memory.gradient_storages`.
 
-Forward: values that somebody reads later and nobody keeps so far. Backward runs the ops in reverse, and which gradients
-live is told in `cost.memory.gradient_storages`.
-
-Of blocks that are equal but for their place (`cost.structure.folds`), both walks pass the first four and the last, as
-if the last came behind the fourth. Where what lives when they come to one block is what lives when they come to the
-next, moved by a block, all blocks between are as these two, and their points are the model's, moved; else, all are
-passed.
+Of equal blocks (`cost.structure.folds`), the walks in both directions visit only the first four and the last, as if the
+last came after the fourth. If the same lives, shifted by a block, when a walk enters the model block and when it enters
+the next, then the blocks between are equal to these two, and their points are the model's, shifted. Otherwise the walks
+are repeated over all blocks.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ class Lifetimes:
         )
 
     def _pass(self) -> bool:
-        """Walk both ways; False where blocks were left out that differ after all."""
+        """Walk in both directions; False if blocks were left out that turn out to differ."""
         unseen = {position for fold in self._folds for position in fold.unseen}
         self._nodes = [node for i, node in enumerate(self._all) if i not in unseen]
-        self._stands: dict[fx.Node, fx.Node] = {}  # what the last blocks read of those before them, in the fourth
-        self._starts: dict[fx.Node, tuple[Fold, int]] = {}  # blocks that must be met alike, by their first nodes
+        self._stands: dict[fx.Node, fx.Node] = {}  # for nodes before a last block: their like in the fourth block
+        self._starts: dict[fx.Node, tuple[Fold, int]] = {}  # by first node: blocks at which the same must live
         self._ends: dict[fx.Node, tuple[Fold, int]] = {}
         for fold in self._folds:
             repeat = fold.repeat
@@ -61,7 +60,7 @@ class Lifetimes:
                 self._starts[self._all[span.start]] = fold, block
                 self._ends[self._all[span.stop - 1]] = fold, block
         self._met: dict[tuple[Fold, int, bool], frozenset[tuple[TensorRef, ...]]] = {}
-        self._last_read: dict[TensorRef, int] = {}  # storages, by ops
+        self._last_read: dict[TensorRef, int] = {}  # by storage: the position of the last op that reads it
         self._forward = self._forward_points()
         self._backward = self._backward_points() if self.memory.train else {}
         differing = [fold for fold in self._folds if not self._met_alike(fold)]
@@ -69,7 +68,7 @@ class Lifetimes:
         return not differing
 
     def _met_alike(self, fold: Fold) -> bool:
-        """Whether what lives on the way into the model is what lives on the way into the block behind it."""
+        """Whether the same lives when the walks enter a fold's model block and when they enter the next block."""
         for backward in (False, True):
             model, behind = (self._met.get((fold, MODEL + i, backward), frozenset()) for i in range(2))
             if {tuple(self._behind(fold, ref) for ref in refs) for refs in model} != behind:
@@ -77,7 +76,7 @@ class Lifetimes:
         return True
 
     def _behind(self, fold: Fold, ref: TensorRef) -> TensorRef:
-        """The same tensor of the next block that is passed; what the last block makes is the same for all."""
+        """The same tensor of the next block that the walks visit, which after the fourth block is the last."""
         block = fold.block(self.position[ref.node])
         return fold.moved(ref, fold.repeat.count - 1 - block if block == MODEL + 1 else 1)
 
@@ -88,7 +87,7 @@ class Lifetimes:
         return [TensorRef(self._stands.get(ref.node, ref.node), ref.index) for ref in refs]
 
     def _fold_of(self, node: fx.Node) -> tuple[Fold, int] | None:
-        """The fold that a node's block is in the middle of, and its number."""
+        """The fold of which a node's block is a middle block, and the block's number."""
         for fold in self._folds:
             block = fold.block(self.position[node])
             if block in fold.middle:
@@ -96,19 +95,20 @@ class Lifetimes:
         return None
 
     def last_use(self, parameter: fx.Node) -> fx.Node | None:
-        """The last reader of a parameter, where its first gradient comes from."""
+        """The last reader of a parameter, from which its first gradient comes."""
         return max(parameter.users, key=self.position.__getitem__, default=None)
 
     def waiting(self, parameter: fx.Node, one: Moving) -> tuple[int, int]:
-        """Bytes of a parameter's gradient that wait for its bucket since the op that gives its first part, and that are
-        there at that op alone. Of several ops each adds its own to the sum, which may be what micro-batches left."""
+        """Bytes of a parameter's gradient that wait for its bucket from the op on that gives its first part, and bytes
+        that are there at that op alone. If several ops read the parameter, each adds its part to the sum, which may be
+        what earlier micro-batches left: then all is there at the op alone."""
         several = sum(map(in_segment, parameter.users)) > 1
         adds = several and self.memory.micro_batches > 1 and one.reduction > 0
         return (0, one.waiting) if adds else (one.waiting, one.cast)
 
     def points(self, node: fx.Node) -> tuple[Point, ...]:
-        """Those of one op: none of what is only read. Where outputs are handed over is a point too; of a step only as
-        far as they are converted, while in a pass without backward they live from their makers on."""
+        """The points of one op; none of placeholders and parameters. The output is a point too: in a step only for the
+        conversion of what is returned, while in a pass without backward that lives from its maker on."""
         over = node.op == "output"
         if not over and (not in_segment(node) or is_getitem(node) or COST not in node.meta):
             return ()
@@ -120,11 +120,11 @@ class Lifetimes:
         return tuple(self._in_place(point) for point in points) if self._stands else tuple(points)
 
     def _moved(self, point: Point, node: fx.Node, fold: Fold, block: int) -> Point:
-        """A point of the model as that of another block of the middle."""
+        """A point of the model block as that of another middle block."""
         return point.at(node, lambda ref: fold.moved(ref, block - MODEL))
 
     def _in_place(self, point: Point) -> Point:
-        """With what stands for the block before a last one as that block's own."""
+        """A point with tensors of the block before a last one in place of those that stand for them."""
         for fold in self._folds:
             if fold.block(self.position[point.node]) == fold.repeat.count - 1:
                 return point.at(point.node, partial(self._before_last, fold))
@@ -135,8 +135,8 @@ class Lifetimes:
         return fold.moved(ref, fold.repeat.count - 2 - (MODEL + 1)) if behind else ref
 
     def left_to_do(self, position: int) -> Point | None:
-        """The point with which backward goes on when it is through with all ops from a position on, if any is left:
-        the gradients that live then are those that `passing` has."""
+        """The next point of backward after it has run all ops from a position on, or None; the gradients that live then
+        are in its `passing`."""
         for node in reversed(self._all[:position]):
             for point in self.points(node):
                 if point.backward:
@@ -144,11 +144,11 @@ class Lifetimes:
         return None
 
     def after_parameters(self, node: fx.Node) -> bool:
-        """Whether an op stands behind all that read parameters: it makes the loss of what the model computes."""
+        """Whether an op comes after all that read parameters, and so belongs to the loss."""
         return self.position[node] > self._last_reader
 
     def stays_within(self, root: TensorRef, first: int, last: int) -> bool:
-        """Whether a storage is made and read by nodes at positions from `first` to `last` alone."""
+        """Whether a storage is made and read only by nodes at positions from `first` to `last`."""
         fold = self._fold_of(root.node)
         if fold:
             root, distance = fold[0].moved(root, MODEL - fold[1]), (fold[1] - MODEL) * fold[0].repeat.period
@@ -157,7 +157,7 @@ class Lifetimes:
         return inside and in_segment(root.node) and root not in self._returned
 
     def unsaved(self, node: fx.Node) -> list[int]:
-        """The inputs of an op that none before it keeps."""
+        """The inputs of an op that no earlier op keeps for backward."""
         fold = self._fold_of(node)
         at = self.position[model := fold[0].model_of(node) if fold else node]
         roots = [self.memory.roots[ref] for ref in self._inputs(model)]
@@ -169,7 +169,8 @@ class Lifetimes:
         return [(j, inputs[j]) for j in point.made]
 
     def unkept(self, node: fx.Node, strategy: Strategy) -> tuple[set[Copy], set[Copy]]:
-        """What an op reads, and what it makes, of values that nobody keeps until it is through; parameters apart."""
+        """Copies that an op reads, and those that it makes, which neither it nor an earlier op keeps for backward;
+        parameters apart."""
         memory, node = self.memory, self._model_of(node)
         outputs = [TensorRef(node, i) for i in range(len(strategy.outputs))]
         read, made = (
@@ -179,13 +180,13 @@ class Lifetimes:
         return read, made
 
     def is_unkept(self, node: fx.Node, ref: TensorRef) -> bool:
-        """Whether nobody keeps what an op reads or makes until it is through."""
+        """Whether neither this op nor an earlier one keeps a tensor that it reads or makes; False for parameters."""
         root = self.memory.roots[ref]
         kept = self._first_saver.get(root, len(self._all)) <= self.position[node]
         return not kept and not self.memory.is_parameter(root.node)
 
     def _model_of(self, node: fx.Node) -> fx.Node:
-        """The op that stands for one in the middle of a fold; others for themselves."""
+        """The model block's node in place of a node of a fold's middle block; other nodes stay."""
         fold = self._fold_of(node)
         return fold[0].model_of(node) if fold else node
 
@@ -257,7 +258,8 @@ class Lifetimes:
         return found
 
     def _made(self, node: fx.Node, live: GradientStorages) -> list[int]:
-        """The inputs whose gradients an op makes, and does not hand on; of a parameter, where there is one already."""
+        """The inputs for whose gradients an op makes a tensor, rather than passing on its output's; a parameter counts
+        only if it has a gradient already, to which this one is added."""
         alias = node.meta[COST].gradient_alias_of if COST in node.meta else ()
         found = []
         for j, ref in enumerate(self._inputs(node)):
@@ -273,5 +275,5 @@ class Lifetimes:
         return cost is not None and bool(cost.moved_bytes_backward or cost.workspace_backward_bytes)
 
     def _used_after(self, parameter: fx.Node, node: fx.Node) -> bool:
-        """Whether backward has a gradient of the parameter already when it comes to this reader."""
+        """Whether backward has a gradient of the parameter already when it reaches this reader."""
         return any(self.position[user] > self.position[node] for user in parameter.users if in_segment(user))

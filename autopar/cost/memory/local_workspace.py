@@ -1,13 +1,13 @@
-"""What ops have on a device beside inputs and outputs, kept or for a moment: as measured, or of the code that stands
-for an op where it is split.
+"""Bytes that ops have on a device beside inputs and outputs, saved or temporary: as measured for the op or, where the
+runtime replaces a sharded op by code of its own (`autopar.runtime.local`), as that code allocates them.
 
-Where classes lie on several ranks, `autopar.runtime.local.class_sums` makes one gradient of the logits' size alone, in
-float32 at least; the ops themselves make a second one, that of the logarithms. Where causal queries lie on several,
-halves of them are on their way and results are joined. Where experts lie on several, each has room for every route;
-where each expert is split, what it reads and gives for a route is whole. Batch normalisation that statistics of several
-ranks make computes them, and the gradient, in float32 at least.
-What drops at random has a mask of one byte an element (`autopar.runtime.local.masks`), where PyTorch's own on CPUs is
-of the input's dtype, and for a moment what it drops of.
+- Classes of logits sharded: `class_sums` makes only one gradient of the logits' size, in float32 at least; PyTorch's
+  ops make a second one, that of the logarithms.
+- Causal attention with queries sharded: halves of the queries are sent between ranks, and results are joined.
+- Experts sharded: a rank has room for every route; where each expert is split, inputs and results of a route are whole.
+- Batch normalisation with statistics over several ranks: computed, with the gradient, in float32 at least.
+- Dropout: a mask has one byte per element (`masks`), where PyTorch's own mask on CPUs has the input's dtype; and the
+  scaled input is a temporary.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch.nn import functional as F
 from autopar.graph import COST, target_name, tensor_inputs, tensor_of
 from autopar.strategies.strategy import Strategy
 
-_PARAMETER_OF_EXPERTS = 3  # among their inputs, the first that has experts as its first dim
+_PARAMETER_OF_EXPERTS = 3  # the place, among the inputs of experts, of the first parameter with experts as dim 0
 _WIDE = torch.float32
-_NUMBERS_A_ROW = 8  # sums of exponentials, what labels pick, their gradients, and where labels are
+_NUMBERS_A_ROW = 8  # temporaries per row of logits: sums of exponentials, values and places of labels, their gradients
 
 
 def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], *, backward: bool) -> int:
-    """Bytes of temporaries that live at once on a device, forward or `backward`."""
+    """Bytes of an op's temporaries that live at once on a device, in forward or `backward`."""
     cost = node.meta.get(COST)
     if cost is None:
         return 0
@@ -44,9 +44,10 @@ def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
 
 
 def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], internal_bytes: int) -> int:
-    """Bytes that an op keeps for backward on a device beside inputs and outputs, of `internal_bytes` on one device.
+    """Bytes that an op keeps for backward on a device beside inputs and outputs; `internal_bytes`: those of the
+    unsharded op.
 
-    A copy of an input is cut as the input is, which an op may read whole where it is split along another dim.
+    A saved copy of an input is sharded as that input is, which may be whole although the op's work is split.
     """
     cost, copies, found = node.meta[COST], 0, 0
     if not internal_bytes:
@@ -64,8 +65,9 @@ def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], i
 
 
 def _of_routes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) -> int:
-    """Of what experts keep for each route as wide as a token, what is not split where each expert is: rows as its
-    products read them, for the gradient of its weights, and its results, for those of the routes' weights."""
+    """Bytes that experts keep for each route and that are not split even where each expert is: the rows that its matrix
+    products read, for the gradient of its weights, and its results, for the gradient of the routes' weights. Each is as
+    wide as a token."""
     cut = zip(strategy.inputs[_PARAMETER_OF_EXPERTS].placements, mesh_shape, strict=True)
     ranks = math.prod(size for p, size in cut if p.is_sharded and p.dim > 0)
     hidden, routes, weights, parameter = (tensor_of(ref) for ref in tensor_inputs(node)[: _PARAMETER_OF_EXPERTS + 1])
@@ -75,14 +77,14 @@ def _of_routes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) -
 
 
 def _has_mask(node: fx.Node, strategy: Strategy) -> bool:
-    """Whether an op drops at random by a mask that is formed: fused attention draws as it goes."""
+    """Whether dropout in an op materialises a mask; fused attention draws random numbers as it goes."""
     return strategy.local == "dropout" or (
         strategy.local == "sdpa_dropout" and node.meta[COST].saved_internal_bytes >= _mask_elements(node)
     )
 
 
 def _mask_elements(node: fx.Node) -> int:
-    """Of what an op that drops at random draws: one an element, a channel, or a query and key."""
+    """The number of random draws of dropout: one per element, per channel, or per query and key."""
     shape = tuple(tensor_of(tensor_inputs(node)[0]).shape)
     name = target_name(node).rpartition(".")[2]
     if name.startswith("dropout"):
@@ -91,7 +93,7 @@ def _mask_elements(node: fx.Node) -> int:
 
 
 def _part(strategy: Strategy, mesh_shape: tuple[int, ...]) -> float:
-    """The part of what an op has beside inputs and outputs that is on one device."""
+    """The fraction of an op's bytes beside inputs and outputs that is on one device."""
     if strategy.local != "experts":
         return strategy.work
     cut = zip(strategy.inputs[_PARAMETER_OF_EXPERTS].placements, mesh_shape, strict=True)
@@ -102,7 +104,7 @@ def _splits_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
     if strategy.local == "log_softmax":
         return True
     if strategy.local != "cross_entropy" or node.target is not F.cross_entropy:
-        return False  # of `nll_loss` each rank runs what the op does
+        return False  # for `nll_loss` each rank computes what the op itself does
     classes = _class_dim(node)
     placements = zip(strategy.inputs[0].placements, mesh_shape, strict=True)
     return any(size > 1 and p.is_sharded and p.dim == classes for p, size in placements)
@@ -113,7 +115,7 @@ def _class_dim(node: fx.Node) -> int:
 
 
 def _of_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) -> int:
-    """What is computed of logits of half precision in float32, before it is rounded; and some numbers a row."""
+    """What is computed in float32 from logits of half precision before it is rounded, and some numbers per row."""
     logits = tensor_of(tensor_inputs(node)[0])
     wide = torch.promote_types(logits.dtype, torch.float32)
     local = strategy.inputs[0].local_shape(tuple(logits.shape), mesh_shape)
@@ -125,18 +127,20 @@ def _of_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) 
 
 
 def _of_batch(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], *, backward: bool) -> int:
-    """Half precision in float32: forward of the input, which is gone when the result is made; backward the gradient."""
+    """Float32 copies of half-precision tensors: in forward of the input, freed when the result is made; in backward of
+    the gradient."""
     x = tensor_of(tensor_inputs(node)[0])
     local = strategy.inputs[0].local_shape(tuple(x.shape), mesh_shape)
     return math.prod(local) * (_WIDE.itemsize - (0 if backward else x.element_size()))
 
 
 def _of_halves(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], *, backward: bool) -> int:
-    """What `autopar.runtime.local.causal` makes of half the queries, and in backward of the keys before them.
+    """Temporaries of `autopar.runtime.local.causal`, for half of the queries and, in backward, for the keys before
+    them.
 
-    Forward the queries that came, their results for each of two parts of the keys, and the sum of these; backward
-    gradients, queries and results that came beside two gradients of queries and those of keys and values, or beside
-    what is sent.
+    In forward: the queries received, their results for each of two parts of the keys, and the sum of these. In
+    backward: the gradients, queries and results received, beside two gradients of queries and those of keys and values,
+    or beside what is sent.
     """
     query, key = (tensor_of(ref) for ref in tensor_inputs(node)[:2])
     local = strategy.inputs[0].local_shape(tuple(query.shape), mesh_shape)

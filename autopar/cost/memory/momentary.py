@@ -1,10 +1,11 @@
-"""What one op has alive for a moment at its points (`cost.memory.point`), in bytes.
+"""Bytes that live at one point of an op alone (`cost.memory.point`).
 
-The op's own tensors; what it reads as its maker has it, where another tensor is made of it that lies as the op wants;
-and, while it is, what collectives stage (`resharding.staging`). Then the op's results are not there yet, and in
-backward those gradients are gone that it was the last to need; so of a point there lives
+These are the op's own tensors; the inputs in their makers' layouts, where they are converted to the layouts that the op
+wants; and, during a conversion, what its collectives stage (`resharding.staging`). While inputs are converted, the op's
+results are not there yet, and while their gradients are, those gradients are gone that the op was the last to need. So
+a point has
 
-    own + passing + conversions + max(0, the largest that is staged - what is not there meanwhile).
+    own + passing + conversions + max(0, the most that a conversion stages - what is not there meanwhile).
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class Momentary:
-    """Of a plan, which has `chosen` a strategy for each op."""
+    """The bytes at points under a plan's strategies (`chosen`)."""
 
     def __init__(self, memory: StepMemory, chosen: Mapping[fx.Node, Strategy]) -> None:
         self.memory, self.chosen = memory, chosen
 
     def bytes_at(self, point: Point) -> int:
-        """What lives for a short while at a point."""
+        """All bytes that live at this point alone."""
         memory, strategy = self.memory, self.chosen[point.node]
         found = own_bytes(memory.lifetimes, point, strategy) + self.passing_bytes(point)
         staged = 0
@@ -49,7 +50,7 @@ class Momentary:
         return found + max(0, staged)
 
     def passing_bytes(self, point: Point) -> int:
-        """Other tensors' values or gradients that live at a point, and in backward the gradients of the op's own."""
+        """Values or gradients of other tensors that live at a point, and in backward gradients of the op's outputs."""
         found = self._local_bytes(point.passing)
         for read in point.awaited:
             found += awaited_bytes(self.memory, read.tensor, *self._layouts(read))
@@ -60,17 +61,17 @@ class Momentary:
         return found
 
     def _layouts(self, read: Read) -> tuple[Layout, Layout]:
-        """How what is read lies, and how it is wanted."""
+        """The layout in which what is read was made, and the one in which it is wanted."""
         (maker, output), (reader, place) = read
         return self.chosen[maker].outputs[output], self.chosen[reader].inputs[place]
 
     def _local_bytes(self, refs: Iterable[TensorRef]) -> int:
-        """Values or gradients, as they lie where they are made."""
+        """Bytes of values or gradients in the layouts in which the values are made."""
         return sum(self.memory.local_bytes(ref, self.chosen[ref.node].outputs[ref.index]) for ref in refs)
 
 
 def own_bytes(lifetimes: Lifetimes, point: Point, strategy: Strategy) -> int:
-    """What the op itself has; of what a step returns, what its caller has is told by `cost.memory.returned`."""
+    """Bytes of the op itself; 0 for a step's output, as what the caller holds is in `cost.memory.returned`."""
     memory = lifetimes.memory
     if point.node.op == "output" and memory.train:
         return 0
@@ -83,8 +84,8 @@ def own_bytes(lifetimes: Lifetimes, point: Point, strategy: Strategy) -> int:
 
 
 def not_while_converting_bytes(lifetimes: Lifetimes, point: Point, strategy: Strategy) -> int:
-    """What is counted of the op at a point and not there while its inputs, or their gradients, are converted: of
-    forward, its results too, kept or not; `Point.over` apart."""
+    """Bytes counted of the op at a point that are not there while its inputs, or their gradients, are converted: in
+    forward its results too, kept or not. Without `Point.over`."""
     memory, node = lifetimes.memory, point.node
     found = workspace_bytes(node, strategy, memory.mesh_shape, backward=point.backward)
     if point.backward:
@@ -98,8 +99,8 @@ def not_while_converting_bytes(lifetimes: Lifetimes, point: Point, strategy: Str
 
 
 def conversion_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
-    """An input, or its gradient, as its maker has it, beside the same as the op wants it, where collectives make one of
-    the other; forward also where the op reads a slice."""
+    """Bytes of an input, or its gradient, in its maker's layout, where these count beside the converted tensor: where
+    collectives convert it and, in forward, also where the op reads a slice of it."""
     ends = _ends(memory, point, ref, source, wanted)
     if ends is None:
         return 0
@@ -109,7 +110,7 @@ def conversion_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: L
 
 
 def _makes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layout, *, backward: bool) -> tuple[bool, bool]:
-    """Whether a conversion makes another tensor, and whether by collectives."""
+    """Whether a conversion makes another tensor, and whether it does so by collectives."""
     shape, mesh = tuple(tensor_of(ref).shape), memory.mesh_shape
     path = steps(source, wanted, shape, mesh, needs_grad=needs_grad(memory, ref))
     moves = ((step.axis, step.backward if backward else step.forward) for step in path)
@@ -118,20 +119,21 @@ def _makes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layout, *
 
 
 def slices_beside(memory: StepMemory, node: fx.Node, ref: TensorRef) -> bool:
-    """Whether what an op reads a slice of counts beside it: unless it is there anyway."""
+    """Whether a tensor counts beside the slice of it that an op reads: if it is not there anyway."""
     return memory.roots[ref].node.op not in ("placeholder", "get_attr") and memory.lifetimes.is_unkept(node, ref)
 
 
 def awaited_bytes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layout) -> int:
-    """What a gradient has beyond its part as its tensor lies, while a reader is to come that wants it otherwise.
+    """Bytes of a gradient beyond those in its tensor's layout, while backward has yet to reach a reader that wants the
+    tensor in another layout.
 
-    As if all that gave theirs before want it so too. Nothing is taken off where that is less.
+    Assumes that all readers whose parts are there want it in that layout too. Nothing is taken off if that is smaller.
     """
     return max(0, memory.local_bytes(ref, wanted) - memory.local_bytes(ref, source))
 
 
 def apart_bytes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layout) -> int:
-    """A gradient that would be another's, where a reader converts it."""
+    """Bytes of a gradient that would share another's storage, but is a tensor of its own as a reader converts it."""
     if source == wanted:
         return 0
     another, _ = _makes(memory, ref, source, wanted, backward=True)
@@ -139,7 +141,7 @@ def apart_bytes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layo
 
 
 def staging_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
-    """What a conversion of an input, or of its gradient, has besides for a moment: a slice of a gradient, too."""
+    """Temporary bytes of a conversion of an input, or of its gradient; also a gradient that is cut to a slice."""
     ends, tensor, mesh = _ends(memory, point, ref, source, wanted), tensor_of(ref), memory.mesh_shape
     if ends is None:
         return 0
@@ -154,7 +156,7 @@ def staging_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layo
 def _ends(
     memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout
 ) -> tuple[Layout, Layout] | None:
-    """The layouts between which an input, or its gradient, is converted at a point; None where nothing is."""
+    """The layouts between which an input, or its gradient, is converted at a point; None if it is not."""
     grad = needs_grad(memory, ref)
     if source == wanted or (point.backward and not grad):
         return None

@@ -1,19 +1,22 @@
-"""What lives on one device at the moments of a step: one for every region of the graph, and the optimizer's step.
+"""Bytes on one device at the moments of a step: a moment for every region of the graph, and the optimizer's step.
 
-Those of a pass without backward are in `cost.memory.forward_moments`, and what forward has more than backward in
-`cost.memory.training_forward`.
+For passes without backward see `cost.memory.forward_moments`, for a step's forward `cost.memory.training_forward`.
 
-The optimizer's step is taken together with the end of backward, where all gradients are handed out.
-A region is a repeated block, or what lies between two. Of all points at which its ops are at their fullest
-(`cost.memory.lifetimes`), and two more, at which its bucket of parameters lands and that of its gradients is reduced,
-the moment is the largest. There live: parameters and states, weights that nothing reads; what the regions before keep
-for backward; what this one keeps up to the op; of what those behind have kept, what the caller holds of the call's
-outputs (`cost.memory.returned`); gradients of parameters that are used by this op or later, those of this region
-unreduced; the op's own tensors, with other activations' gradients; and parameters on their way
-(`cost.memory.on_the_way`). A recomputed block keeps its inputs, and has in its own backward everything that its replay
-saves. An inner segment keeps its inputs, and has what its replay saves while its own ops run backward; of that, what
-others read too counts until the block's end. With several micro-batches, those before the last leave gradients
-unreduced, which is never less than what they are reduced to.
+A region is a repeated block, or the nodes between two repeats. Its moment is the largest of the points of its ops in
+backward (`cost.memory.lifetimes`) and of two more: when its bucket of parameters lands, and when its gradients'
+bucket is reduced. At a point there live:
+
+- parameters with the optimizer's states, and weights that no op reads;
+- what the regions before this one keep for backward, and what this one keeps up to the op;
+- what the caller holds of outputs that regions after this one have kept (`cost.memory.returned`);
+- gradients of parameters that this op or later ones read, those of this region unreduced;
+- the op's own tensors, and gradients of other activations;
+- parameters on their way (`cost.memory.on_the_way`).
+
+A recomputed block keeps its inputs; in its own backward, it has all that its replay saves. An inner segment keeps its
+inputs, and has what its replay saves while its own ops run backward, and what others read of that until the block's
+end. Micro-batches before the last leave gradients unreduced, which are never smaller than reduced ones. The optimizer's
+step is one moment with the end of backward, when all gradients are handed out.
 """
 
 from __future__ import annotations
@@ -45,13 +48,13 @@ def moments_of(planned: PlannedBytes) -> tuple[Moment, ...]:
 
 @dataclass(frozen=True)
 class _Peak:
-    """A region at its fullest: what has grown until then, and what is there for a moment, by part."""
+    """The largest point of a region, by part: what has grown until then, and what lives at the point alone."""
 
     grown: Counter[str]
     passing: tuple[tuple[str, int], ...]
 
     def over(self, live: Counter[str]) -> dict[str, int]:
-        """The parts, with what is there all the while."""
+        """The parts, with those that live throughout."""
         parts = live + self.grown
         for part, size in self.passing:
             parts[part] += size
@@ -60,7 +63,7 @@ class _Peak:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a region adds to what is kept for backward: bytes by part, and which storages."""
+    """What a region adds to what is kept for backward: bytes by part, and the storages."""
 
     parts: Counter[str]
     copies: frozenset[Copy]
@@ -75,19 +78,19 @@ class _Walk:
         for i in range(len(plan.rows)):
             model = plan.model(i)
             shared = model != i and self.grouping.is_alike(model, i)
-            alike = shared and plan.form(model) == plan.form(i)  # else, replays may read more
+            alike = shared and plan.form(model) == plan.form(i)  # else the replays of one may read more
             self.read.append(self.read[model] if alike else plan.kept_in(i))
             self.reduced.append(self.reduced[model] if shared else plan.reduced_in(i))
         self.always = Counter(self.memory.fixed)
-        self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
-        self.cast: dict[fx.Node, int] = {}  # what these are cast from, likewise
-        self.later = [0] * len(plan.rows)  # and in the regions before
-        self.accumulated: Counter[str] = Counter()  # by micro-batches before
-        # what the caller holds until the next step, of what a region keeps and of what its replay leaves
+        self.waiting: dict[fx.Node, int] = {}  # by op: gradients it makes that wait in its region for their bucket
+        self.cast: dict[fx.Node, int] = {}  # by op: gradients it makes, in the dtype from which they are cast
+        self.later = [0] * len(plan.rows)  # by region: its gradients while the regions before it run backward
+        self.accumulated: Counter[str] = Counter()  # gradients that earlier micro-batches leave
+        # by region: what the caller holds until the next step of what the region keeps, and of what its replay leaves
         self.returned = [plan.returned.by_region.get(i, 0) for i in range(len(plan.rows))]
         self._count_parameters()
         self._count_inputs_and_outputs()
-        self._alike: dict[tuple[object, ...], tuple[int, frozenset[Copy]]] = {}  # a region of each form, what it reads
+        self._alike: dict[tuple[object, ...], tuple[int, frozenset[Copy]]] = {}  # by form: one region, what it reads
         self._moved: dict[int, dict[Phase, int]] = {}
         self._sums: dict[tuple[str, int, int | None], int] = {}
         self._told: dict[tuple[object, ...], tuple[int, _Peak, _Kept]] = {}
@@ -120,8 +123,8 @@ class _Walk:
         return (*found, self._optimizer_step())
 
     def _region(self, i: int, inputs: set[Copy], kept: set[Copy]) -> tuple[_Peak, _Kept]:
-        """A region's peak and what it keeps. Those of a block in the middle of a fold (`cost.structure.folds`) are
-        those of any other that is recomputed alike, moves as much and finds as much of what it reads kept already."""
+        """A region's peak and what it keeps: the same for all middle blocks of a fold (`cost.structure.folds`) that are
+        recomputed alike, move as much, and find the same of what they read already kept."""
         form = self.plan.form(i)
         if form is None:
             return self._fullest(i, kept | inputs), self._keeps(i, inputs, kept)
@@ -155,7 +158,7 @@ class _Walk:
         return _Kept(held, frozenset(new))
 
     def _fullest(self, i: int, kept: set[Copy]) -> _Peak:
-        """The largest point of a region; `kept` are storages that are there before."""
+        """The largest point of a region; `kept`: storages that the regions before keep."""
         growth = Growth(self.plan, i, kept)
         grows = growth.parts
         grows["gradients"] = sum(self.waiting.get(node, 0) for node in self.plan.members[i])
@@ -166,7 +169,7 @@ class _Walk:
             growth.keep(node)
             held = growth.yet_to_keep()
             for phase, size in self._at(node, i, moved):
-                given = self.waiting.get(node, 0) if phase is Phase.LANDING else 0  # the op is yet to give its own
+                given = self.waiting.get(node, 0) if phase is Phase.LANDING else 0  # the op has not yet given its own
                 total = grows.total() - given + moved[phase] + size + held
                 if total > most:
                     own = "logits and loss" if self.lifetimes.after_parameters(node) else "workspace"
@@ -180,8 +183,8 @@ class _Walk:
         parts["activations"] += sum(self.memory.copy_bytes(copy) for copy in copies - kept)
 
     def _reducing(self, i: int, gradients: int, kept: set[Copy]) -> tuple[int, _Peak]:
-        """A region's gradients when all of them are there, and its bucket; and what ops keep before the first one that
-        reads a parameter, which backward is yet to come to."""
+        """The point at which a region's bucket is reduced: all of its gradients are there, and the saved tensors of its
+        ops before the first that reads a weight (`first_reader`), which backward has yet to reach."""
         growth, first = Growth(self.plan, i, kept), self.grouping.first_reader(i)
         for node in self.plan.members[i]:
             if self.lifetimes.position[node] >= first:
@@ -191,12 +194,12 @@ class _Walk:
         grown = growth.parts + Counter(gradients=gradients)
         buffers, behind = self._on_the_way(i).get(Phase.REDUCING, 0), self.lifetimes.left_to_do(first)
         size = self.plan.momentary.passing_bytes(behind) if behind is not None else 0
-        later = self.returned[i] - self.plan.returned.beside_replay(i)  # the rest is there all the while
+        later = self.returned[i] - self.plan.returned.beside_replay(i)  # the rest counts at every point of the region
         passing = (("communication buffers", buffers), ("workspace", size), ("inputs and outputs", later))
         return grown.total() + sum(n for _, n in passing), _Peak(grown, passing)
 
     def _at(self, node: fx.Node, i: int, moved: Mapping[Phase, int]) -> Iterator[tuple[Phase, int]]:
-        """The points of an op of a region: in which phase, and what lives for a short while."""
+        """The points of an op of a region: the phase of each, and what lives at it alone."""
         behind = self.grouping.last_reader(i) - self.lifetimes.position[node]
         for point in self.lifetimes.points(node):
             if behind == 0 and point.backward and Phase.LANDING in moved:
@@ -205,7 +208,7 @@ class _Walk:
             yield Phase.SINCE if behind >= 0 else Phase.BEFORE, self.plan.momentary.bytes_at(point) + cast
 
     def _on_the_way(self, i: int) -> dict[Phase, int]:
-        """Buckets in the backward of a region (`cost.memory.on_the_way`)."""
+        """By phase, bytes of buckets on their way in the backward of a region (`cost.memory.on_the_way`)."""
         if i not in self._moved:
             phases = on_the_way(self.grouping, i, self.plan.divided(i))
             if not self.plan.reduces(i):
@@ -217,7 +220,8 @@ class _Walk:
         return self._moved[i]
 
     def _bytes(self, kind: str, i: int, there: int | None) -> int:
-        """`there`: a region whose parameters are; what a region shares with it does not arrive beside them."""
+        """Bytes of a kind (a field of `Moving`) of region `i`. `there`: a region whose parameters have arrived already;
+        those that `i` shares with it do not arrive once more."""
         if there is not None and not self.grouping.share(i, there):
             there = None
         if (kind, i, there) not in self._sums:
@@ -240,7 +244,7 @@ class _Walk:
                 waiting, cast = self.lifetimes.waiting(node, one)
                 self.waiting[last] = self.waiting.get(last, 0) + waiting
                 self.cast[last] = self.cast.get(last, 0) + cast
-                # where regions before have parts of it, it waits for them too
+                # where regions before also read the parameter, its gradient waits for their parts unreduced
                 later = one.waiting if self.grouping.shared(node) else one.reduced
                 if not many or (self.grouping.shared(node) and not one.reduction):
                     self.later[self.plan.region_of[last]] += later
@@ -269,7 +273,7 @@ class _Walk:
         memory, parameters = self.memory, self.plan.distinct_parameters
         live = self.always.copy()
         live["gradients"] += sum(count * memory.gradient_bytes(node, storage) for node, storage, count in parameters)
-        temporaries, landed = self._temporaries(), self._landed()  # these are gone when the optimizer begins
+        temporaries, landed = self._temporaries(), self._landed()  # what landed is gone when the optimizer begins
         if landed > temporaries:
             live["communication buffers"] += landed
         else:

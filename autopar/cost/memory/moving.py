@@ -1,29 +1,29 @@
-"""What parameters and their gradients take on their way: copies gathered again, gradients that wait, buffers.
+"""Bytes of parameters and gradients on their way: copies gathered again, gradients that wait, buffers of collectives.
 
-Of a parameter, as one use in backward wants it (`cost.buckets.buckets`: b bytes of its bucket):
+Of a parameter in the layout that one use in backward wants, of whose bucket b bytes are charged to it
+(`cost.buckets.buckets`):
 
 =============  ==================================================================================================
 gathered       b for a parameter that is gathered again, while the ops of its region run backward
-arriving       b of a bucket behind that one, which arrives meanwhile, and what its last collective was handed; more
-               where a slice is made of what came
-landing        2 b once it has arrived: what came, in the order of the ranks, and the parameters that are made of it; or
-               twice what came
-begun          where that takes several collectives: what all but the last leave of the next bucket behind
-waiting        its own gradient, as the op gives it, until those of its bucket are there; and what is made of it, if
-               that is no smaller (all-to-all, all-gather): the bucket may be handed in at any op behind
-cast           where it moves nowhere, as the op gives it, beside the same in another dtype in which it is stored
-reduction      once they are: b more, the buffer that is handed in, and the result where it is another tensor, of
-               other regions in the bucket too; or what is there while the next collective of the bucket behind begins,
-               if that is more; and half of b, where collectives behind the first hand in what is not their result: so
-               much they may hold
-left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter); what
-               comes of it, if it goes on; and half of b, as above
-left of one    the same of one block's part of a bucket of several, which recompute divides
-left of rest   the same of all other blocks' part, where one of them is recomputed alone, beyond what is in `others`
-reduced        its gradient as it is stored, in the dtype in which it travelled, until the end of backward
-landed         at the end of backward: b of its bucket, reduced, while that is cast to the dtype of the parameters, or
-               while gradients are made of what came (all-to-all, all-gather), or its last collective begins
-accumulated    what micro-batches before leave: unreduced where it moves
+arriving       b of the bucket read next, which arrives meanwhile, and the input of its last collective; more than b if
+               that collective's result is cut to a slice
+landing        2 b when it has arrived: the last collective's result, in the order of ranks, and the parameters made of
+               it; twice that result, if it is cut to a slice
+begun          of the bucket read after that: the results of all its collectives but the last, if there are several
+waiting        its own gradient, as the op makes it, until all of its bucket are there; and the first collective's
+               result, if no smaller (all-to-all, all-gather), since the bucket may be reduced at any later op
+cast           if its gradient moves nowhere: that as the op makes it, beside its cast to the dtype that is stored
+reduction      when all are there: b more, the collective's input buffer, and its result if that is another tensor, also
+               of other regions in the bucket; or what is there when the next collective of the bucket after begins, if
+               that is more; and half of b, if collectives after the first are not in place: so much may these hold
+left behind    b until the next bucket's turn, if the reduction is not in place (reduce-scatter); the first collective's
+               result beyond the last one's, if several follow one another; and half of b, as above
+left of one    the same for one block's part of a bucket that several blocks share and recompute divides
+left of rest   the same for all other blocks' part, where one block is recomputed alone, beyond what is in `others`
+reduced        its gradient as stored, in the dtype in which it was reduced, until the end of backward
+landed         at the end of backward: b of its reduced bucket while that is cast to the dtype of the parameters, while
+               gradients are made of a result by ranks (all-to-all, all-gather), or when its last collective begins
+accumulated    what the micro-batches before leave: unreduced, if it is to be reduced at all
 copied         without backward: its own copy, gathered or not, from its arrival until its last reader
 =============  ==================================================================================================
 """
@@ -48,17 +48,17 @@ RESULT: dict[CollectiveKind, Callable[[Any, Any], Any]] = {
     "reduce_scatter": lambda handed, ranks: handed // ranks,
     "all_to_all": lambda handed, ranks: handed,
 }
-"""Elements of a collective's result, where it is another tensor than what was handed in, by the elements of that and
-the number of ranks: of numbers, or of arrays of them."""
+"""Elements of a collective's result that is not in place, from the elements of its input and the number of ranks (both
+may be arrays)."""
 IN_ANOTHER_ORDER: tuple[CollectiveKind, ...] = ("all_gather", "all_to_all")
-"""Those whose result is by ranks, so that tensors are made of it."""
+"""Collectives whose result is in the order of ranks, so that tensors in their own order are made of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """Bytes of one parameter for one wanted layout; see the head of this file. `others`: what gradients of other
-    regions in its bucket take beyond what they take once reduced, with several micro-batches beyond nothing.
-    `alone`: by how much all of these are more where it is a bucket by itself."""
+    """Bytes of one parameter for one wanted layout, as in the module docstring. `others`: what other regions' gradients
+    in its bucket take before they are reduced beyond what they take afterwards (with several micro-batches, all of it).
+    `alone`: the factor by which all of these are larger if the parameter is a bucket of its own."""
 
     gathered: int = 0
     arriving: int = 0
@@ -79,22 +79,22 @@ class Moving:
 
 
 def largest(some: Iterable[Moving], kind: str, *, together: bool = False) -> int:
-    """Bytes of a kind that the largest bucket of a region's parameters has: all of them, as they are taken to have of
-    one, or one parameter by itself. `together`: of the buckets that have several."""
+    """Bytes of a kind (a field of `Moving`) of the largest bucket of a region's parameters: that of all of them, each
+    with its charged part, or of one parameter alone. `together`: only buckets of several parameters."""
     sizes = [(getattr(one, kind), one.alone) for one in some]
     alone = [0 if together else round(size * more) for size, more in sizes]
     return max(sum(size for size, _ in sizes), *alone, 0)
 
 
 class Way(NamedTuple):
-    """Of the collectives that turn a parameter from its storage into what an op wants, and its gradient back; numbers
-    of elements, over axes of several devices.
+    """The collectives, over axes of several devices, that convert a parameter from its storage to the layout that an op
+    wants, and its gradient back; sizes are numbers of elements.
 
-    `further`: what all forward ones but the first hand in; `last`: what the last one does, and `came`: what it gives,
-    more than is wanted where a slice follows; `reduces`: whether any run backward; `result`: what the first of these
-    gives, where it is not what was handed in; `scatters`: whether any is no all-reduce; `scatters_later`: any behind
-    the first; `arrives`: what the last one gives, where the gradient is made of that; `passes`: the most that is there
-    when one has arrived and the next begins, 0 of a single one.
+    Forward: `further`: inputs of all collectives but the first; `last`: the last one's input, and `came`: its result,
+    larger than wanted if it is then cut to a slice. Backward: `reduces`: whether there are any; `result`: the first
+    one's result, if it is not in place; `scatters`: whether any is not an all-reduce; `scatters_later`: whether any
+    after the first is not; `arrives`: the last one's result, if gradients are made of it; `passes`: the most that is
+    there when one has arrived and the next begins, 0 if there is only one.
     """
 
     further: int
@@ -118,9 +118,9 @@ def moving(
     regather: bool,
     way: Way | None = None,
 ) -> Moving:
-    """Of a parameter stored as `storage` that an op reads as `wanted`; equal ones of equal blocks are told once.
+    """The bytes of a parameter stored as `storage` that an op reads as `wanted`, cached for equal blocks.
 
-    `way`: where it is known already.
+    `way`: its collectives, if known already.
     """
     key = grouping.form(ref), storage, wanted, regather
     found = grouping.moved.get(key)
@@ -131,11 +131,11 @@ def moving(
 
 
 def replayed(memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout) -> Moving:
-    """What moves for a replay, of a parameter that is not gathered again otherwise: what is on its way, if anything is,
-    for copies count with the ops that keep them.
+    """What moves for a replay that gathers a parameter whose copy the plan keeps: only what is on its way, since copies
+    count with the ops that keep them.
 
-    A replayed block's bucket is of its own parameters. Where blocks share one otherwise, that of the block before is
-    under way meanwhile, and counts as what is `gathered`: their regions have no other on its way.
+    A replayed block's bucket holds its own parameters alone. Where blocks otherwise share a bucket, that of the block
+    before is on its way meanwhile; it counts as `gathered`, since no other bucket is on its way in these regions.
     """
     way, whole = way_between(memory, ref, storage, wanted), memory.local_bytes(ref, wanted)
     if not way.last or not whole:
@@ -212,12 +212,12 @@ def _moving(
     held = bucket // HELD if way.scatters_later else 0
     result = way.result * own
     early = result if result >= whole else 0
-    more = max(0, result - elements * own) if way.passes else 0  # of what comes next
+    more = max(0, result - elements * own) if way.passes else 0  # the next collective's input beyond the result
     left = (bucket if way.scatters else 0) + bucket * more // max(1, whole) + held
     left_of_one = left * grouping.one_of_bucket(ref, wanted, travels) // max(1, bucket)
     is_cast = reduction_dtype(memory, ref) != memory.stored_dtype(ref.node)
-    made = others * early // max(1, whole)  # of the others, once theirs are handed in
-    if memory.micro_batches == 1:  # else, what they are reduced to is not counted beside what micro-batches left
+    made = others * early // max(1, whole)  # results of other regions' gradients, once reduced
+    if memory.micro_batches == 1:  # else their reduced bytes are not counted beside what micro-batches left
         others -= others * elements * travels // max(1, whole)
         others, made = max(0, others), max(0, others + made) - max(0, others)
     handing = bucket + bucket * (result - early) // max(1, whole) + made

@@ -1,4 +1,4 @@
-"""The memory of a step on a cluster: what `StepMemory` asks of the hardware, in one place."""
+"""The memory of a step on a cluster: all that `StepMemory` needs to know of the hardware, in one place."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def memory_on(
     pinned: Mapping[str, Layout] | None = None,
     trained: Collection[str] = (),
 ) -> StepMemory:
-    """The `StepMemory` of a graph on a mesh, with buckets as large as its links want them.
+    """The `StepMemory` of a graph on a mesh, with bucket sizes that suit its links.
 
-    `buffers` are the model's by qualified name, of which those count that the graph does not read; `pinned`:
-    how parameters are stored already; `trained`: those that other graphs of the model train.
+    `buffers`: the model's by qualified name; those that the graph does not read count too. `pinned`: layouts in which
+    parameters are already stored; `trained`: parameters that other graphs of the model train.
     """
     shape, kind = cluster.shape, cluster.device.kind
     return StepMemory(

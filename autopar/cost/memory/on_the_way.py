@@ -1,11 +1,12 @@
 """Which parameters and gradients are on their way in the backward of a region, phase by phase.
 
-Where blocks share a bucket, a recomputed one's parameters are a bucket by themselves, which is reduced behind it alone;
-and behind the blocks after it, those of the others. So what one of these leaves behind is there too, in the turn of the
-block before it.
+`cost.memory.moments` and the solver's rows are both made of these terms, with the bytes of `cost.memory.moving`. Which
+buckets are gathered ahead is decided as in `cost.buckets.ahead`, with the sizes that buckets have if nothing is
+sharded.
 
-What `cost.memory.moments` counts and the solver's rows are both made of this, with the bytes of `cost.memory.moving`.
-What is read ahead goes by `cost.buckets.ahead`, with the sizes that buckets have where nothing is cut.
+Where blocks share a bucket and one of them is recomputed, its parameters are a bucket of their own, which is reduced
+after its backward alone; that of the other blocks is reduced once the blocks after it have run backward. So what these
+leave behind is also there while the block before runs backward.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from autopar.cost.buckets.grouping import Grouping
 
 
 class Phase(Enum):
-    """Of a region's backward: until it comes to an op that reads a gathered parameter; at that op, when its bucket
-    lands; since; and when all of its gradients are there and its activations gone, and its bucket is handed in."""
+    """The phases of a region's backward: until it reaches an op that reads a gathered parameter; at that op, when the
+    bucket lands; since then; and when all gradients are there, activations are gone, and the bucket is reduced."""
 
     BEFORE = "before"
     LANDING = "landing"
@@ -29,13 +30,14 @@ class Phase(Enum):
 
 
 READ = "gathered", "arriving", "landing", "begun"
-"""Fields of `Moving` that parameters which a region's ops keep have; the others are of those reduced behind it."""
+"""Fields of `Moving` that concern parameters which a region's ops keep for backward; the other fields concern those
+whose gradients are reduced after the region's backward."""
 
-Terms = tuple[tuple[str, int], ...]  # a field of `Moving`, and the region whose parameters have it
+Terms = tuple[tuple[str, int], ...]  # fields of `Moving`, each with the region of whose parameters it counts
 
 
 class Gather(NamedTuple):
-    """A region's bucket, as `cost.buckets.ahead` asks for it."""
+    """A region's bucket, in the form that `cost.buckets.ahead` takes."""
 
     region: int
     gathers: int
@@ -43,11 +45,11 @@ class Gather(NamedTuple):
 
 
 def on_the_way(grouping: Grouping, region: int, divided: str | None = None) -> dict[Phase, Terms]:
-    """What is there in each phase of a region's backward, if all that can move does.
+    """What is there in each phase of a region's backward, if all parameters that can move do.
 
-    `divided`: the field of `Moving` that the next region has more, where recompute divides the bucket of both there.
-    Without LANDING where what lands is as large as what arrives behind it, which is the more; and without SINCE where
-    no op reads a gathered parameter.
+    `divided`: the field of `Moving` that counts for the next region besides, if recompute divides the bucket of both.
+    LANDING is left out if as large a bucket arrives next, since then SINCE is no less; SINCE is left out if no op reads
+    a gathered parameter.
     """
     after = grouping.after(region)
     goes_on = (("others", region),) if grouping.goes_on(region) else ()
@@ -76,8 +78,9 @@ def on_the_way(grouping: Grouping, region: int, divided: str | None = None) -> d
 
 
 def beside(terms: Terms) -> Iterator[tuple[str, int, int | None]]:
-    """Terms of a phase, each with the region whose parameters are there meanwhile: what another shares with it, as
-    blocks that are called again and again do, it reads from there (`autopar.runtime.communication.gathers`)."""
+    """The terms of a phase, each with the region whose parameters are there meanwhile, or None: parameters that another
+    region shares with that one, as blocks called repeatedly do, are read from the copy that is there and do not arrive
+    again (`autopar.runtime.communication.gathers`)."""
     there = next((region for kind, region in terms if kind in ("gathered", "landing")), None)
     for kind, region in terms:
         yield kind, region, there if kind in READ and region != there else None
@@ -86,8 +89,9 @@ def beside(terms: Terms) -> Iterator[tuple[str, int, int | None]]:
 def begun_ahead(
     grouping: Grouping, region: int, further: Callable[[int], int | None], *, read: bool
 ) -> tuple[list[int], list[int]]:
-    """The regions whose gathers have begun, once a region is `read` or until then: what arrives whole, and the one of
-    which a part may have. `further`: the region behind one, in the order in which they are read."""
+    """The regions whose gathers have begun by the time a region is read (`read`) or before that: those whose bucket is
+    arriving as a whole, and the next one, of which some collectives may have begun. `further`: the region that is read
+    after one."""
     here, behind = Gather(region, 1, grouping.read_bytes(region)), list[Gather]()
     one = further(region)
     while one is not None and len(behind) < _FAR:
@@ -99,11 +103,11 @@ def begun_ahead(
 
 
 def _ahead(grouping: Grouping, region: int, *, read: bool) -> tuple[Terms, bool]:
-    """What has begun of buckets before a region's, as backward reads them; and whether one that arrives is of as many
-    of the same blocks."""
+    """What has begun of the buckets that backward reads after a region's, and whether one of those that arrive is of as
+    many equal blocks as the region's."""
     arriving, begun = begun_ahead(grouping, region, grouping.before, read=read)
     alike = any(grouping.is_alike(one, region) for one in arriving)
     return (*(("arriving", one) for one in arriving), *(("begun", one) for one in begun)), alike
 
 
-_FAR = 8  # buckets that are looked at; those that count are among the next three or four
+_FAR = 8  # how many buckets ahead are considered; those that can have begun are among the next three or four

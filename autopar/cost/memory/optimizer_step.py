@@ -1,7 +1,8 @@
-"""What torch's optimizers make for a moment while they step, in bytes.
+"""Bytes of the temporaries of torch's optimizers during a step.
 
-One parameter after another, their loops hold what they made for the one before until its place is taken: the next one's
-temporaries come beside it. All at once (foreach, as on CUDA), each temporary is there for all parameters.
+A loop over parameters holds a temporary of the parameter before until the variable is assigned again, so the next
+parameter's temporaries are made beside it. If all are updated at once (foreach, as on CUDA), each temporary is there
+for all parameters.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Temporaries:
-    """By the size of a parameter's gradient: its own; of these, what is left during the next one's; all at once."""
+    """Temporaries as multiples of a parameter's gradient: its `own`; what of these is `left` during the update of the
+    next; and `at_once`, if all are updated together."""
 
     own: int
     left: int
     at_once: int
 
 
-_ADAM = Temporaries(2, 1, 1)  # the denominator: a root, and what it is divided by; at once it is divided in place
+_ADAM = Temporaries(2, 1, 1)  # the denominator: a root and its quotient; at once, the root is divided in place
 _TEMPORARIES = {
     "adamw": _ADAM,
     "adam": _ADAM,
@@ -36,14 +38,14 @@ _TEMPORARIES = {
 
 
 def temporaries(memory: StepMemory) -> Temporaries:
-    """Those of the step's optimizer; how it steps is `StepMemory.optimizer_at_once`."""
+    """The temporaries of the step's optimizer; `StepMemory.optimizer_at_once` says how it steps."""
     return _TEMPORARIES[memory.optimizer]
 
 
 def successive(memory: StepMemory) -> Iterator[tuple[fx.Node | None, fx.Node]]:
-    """The parameters that are trained, each with the one before it, in the order of the model and so of its optimizer.
+    """The trained parameters, each with the one before it, in the model's order, which is the optimizer's.
 
-    Those that the graph does not read have no gradients, and the optimizer leaves them out.
+    Parameters that the graph does not read have no gradients, and the optimizer leaves them out.
     """
     nodes = {str(node.target): node for node in memory.graph.nodes if memory.is_trainable(node)}
     before: fx.Node | None = None

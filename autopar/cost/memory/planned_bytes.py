@@ -1,4 +1,4 @@
-"""What the ops of a plan read and keep, and what moves for them, in bytes: the terms of `cost.memory.moments`."""
+"""What the ops of a plan read, keep and move, in bytes: the terms that `cost.memory.moments` adds up."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from autopar.plans import ParameterPlan, Segment
 if TYPE_CHECKING:
     from autopar.strategies.strategy import Strategy
 
-ParameterCopy = tuple[fx.Node, Cuts]  # of which parameter, cut how
-Read = tuple[TensorRef, Layout, bool]  # a parameter, how it is wanted, and whether a replay reads it
+ParameterCopy = tuple[fx.Node, Cuts]  # a copy of a parameter, and how it is cut
+Read = tuple[TensorRef, Layout, bool]  # a parameter, the wanted layout, and whether a replay reads it
 
 
 class PlannedBytes:
-    """A plan, asked about its ops and regions; arguments as in `cost.step.predict`."""
+    """Bytes of a plan by op and region; arguments as in `cost.step.predict`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PlannedBytes:
         self._repeats = repeats
         self._inner_inputs: dict[Segment, set[Copy]] = {}
         self._last_uses: dict[fx.Node, tuple[fx.Node, Moving] | None] = {}
-        self._cuts: dict[int, list[tuple[int, int, bool]]] = {}  # segments of each region, from where it begins
+        self._cuts: dict[int, list[tuple[int, int, bool]]] = {}  # by region: segments, as offsets in it
         for s in segments:
             number = self.region_of[self.nodes[s.first]]
             start = self.rows[number].first
@@ -63,7 +63,7 @@ class PlannedBytes:
         self.grouping = grouping.divided(self.apart)
 
     def _apart(self, grouping: Grouping) -> set[int]:
-        """The regions that share buckets but in this plan, as all that do are recomputed as a whole."""
+        """The regions whose shared buckets this plan divides, as all regions that share them are recomputed whole."""
         whole = {i for i in self.recomputed if all(n in self.segment_of for n in self.members[i] if self._reads(n))}
         return {i for i in whole if whole.issuperset(grouping.together(i))}
 
@@ -73,12 +73,12 @@ class PlannedBytes:
 
     @cached_property
     def momentary(self) -> Momentary:
-        """What lives for a short while at the points."""
+        """What lives at single points."""
         return Momentary(self.memory, self.chosen)
 
     @cached_property
     def returned(self) -> Returned:
-        """What the caller holds of outputs that backward needs too."""
+        """What the caller holds of the call."""
         return Returned(self.memory, self.chosen, self.region_of, self.segment_of)
 
     # -- equal blocks -------------------------------------------------------------------------------------------------
@@ -103,22 +103,23 @@ class PlannedBytes:
         return (one.storage, one.regather) if one is not None else None
 
     def _middle(self, i: int) -> Fold | None:
-        """The fold that a region is in the middle of."""
+        """The fold of which a region is a middle block, if any."""
         row = self.rows[i]
         fold = self.folds.get(self._repeats[row.repeat]) if row.repeat is not None else None
         return fold if fold is not None and row.instance in fold.middle else None
 
     def model(self, i: int) -> int:
-        """The region that moves what this one moves."""
+        """The region that stands for this one, with the same strategies and parameters' storage; itself outside
+        folds."""
         return i - self.rows[i].instance + MODEL if self._middle(i) else i
 
     def stands_for(self, node: fx.Node) -> fx.Node:
-        """The node that moves what this one moves."""
+        """The node that stands for this one, in the same place of the region that stands for its region."""
         fold = self._middle(self.region_of[node])
         return fold.model_of(node) if fold else node
 
     def where_something_moves(self) -> Iterator[fx.Node]:
-        """The plan's nodes, but those of equal blocks at which nothing moves in the one that stands for them."""
+        """The plan's nodes, in equal blocks only those for which anything moves in the block that stands for them."""
         places: dict[int, list[int]] = {}
         for i, members in enumerate(self.members):
             model = self.model(i)
@@ -138,17 +139,17 @@ class PlannedBytes:
         )
 
     def form(self, i: int) -> tuple[object, ...] | None:
-        """Equal for regions in the middle of a fold that are recomputed alike; None for others."""
+        """A key that is equal for middle blocks of a fold that are recomputed alike; None for other regions."""
         return (self.model(i), *self._cuts.get(i, ())) if self._middle(i) else None
 
     def as_in(self, copies: Iterable[Copy], one: int, other: int) -> list[Copy]:
-        """Copies that a region reads or keeps, as another block of its fold has them."""
+        """Copies that a region reads or keeps, moved to another block of its fold."""
         fold, blocks = self._middle(one), self.rows[other].instance - self.rows[one].instance
         assert fold is not None
         return [(fold.moved(root, blocks), cuts) for root, cuts in copies]
 
     def foreign(self, i: int) -> set[Copy]:
-        """What a region reads and keeps of storages that it does not make."""
+        """Copies that a region reads and keeps of storages that other regions make."""
         found: set[Copy] = set()
         for node in self.members[i]:
             segment = self.segment_of.get(node)
@@ -158,7 +159,7 @@ class PlannedBytes:
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     def parameters(self) -> list[tuple[fx.Node, Layout]]:
-        """The parameters' nodes, with how they are stored."""
+        """The parameters' nodes, each with the layout in which it is stored."""
         return self._stored_parameters
 
     @cached_property
@@ -168,7 +169,7 @@ class PlannedBytes:
 
     @cached_property
     def distinct_parameters(self) -> list[tuple[fx.Node, Layout, int]]:
-        """The same, one of those that stand in the same place of equal blocks, with how many these are."""
+        """The same, once for all parameters in the same place of equal blocks, with their number."""
         counts = Counter(self.stands_for(node) for node, _ in self.parameters())
         return [(node, self.storage(node), count) for node, count in counts.items()]
 
@@ -180,12 +181,12 @@ class PlannedBytes:
         return self._parameters[str(parameter.target)].regather
 
     def moved(self, ref: TensorRef, wanted: Layout) -> Moving:
-        """What moves for a parameter that some op wants so."""
+        """What moves for a parameter that an op wants in a layout."""
         one = self._parameters[str(ref.node.target)]
         return moving(self.memory, self.grouping, ref, one.storage, wanted, regather=one.regather)
 
     def moving_in(self, i: int) -> dict[tuple[TensorRef, Layout], Moving]:
-        """The parameters that a region reads, each as it is wanted."""
+        """What moves for the parameters that a region reads, by parameter and wanted layout."""
         return {
             (ref, wanted): self.moved(ref, wanted)
             for node in self.members[i]
@@ -195,7 +196,7 @@ class PlannedBytes:
         }
 
     def kept_in(self, i: int) -> dict[Read, Moving]:
-        """What moves of the parameters that a region's ops keep for backward, or that replays read."""
+        """What moves for the parameters that a region's ops keep for backward, or that its replays read."""
         found: dict[Read, Moving] = {}
         for node in self.members[i]:
             refs, inputs = self.memory.inputs[node], self.chosen[node].inputs
@@ -207,26 +208,26 @@ class PlannedBytes:
         return found
 
     def _moved_in_backward(self, ref: TensorRef, wanted: Layout, *, replays: bool) -> Moving:
-        """A replay gathers what it reads, whatever the plan says."""
+        """What moves for a parameter in backward. A replay gathers what it reads, even if the plan keeps the copy."""
         if replays and not self.regathers(ref.node):
             return replayed(self.memory, self.grouping, ref, self.storage(ref.node), wanted)
         return self.moved(ref, wanted)
 
     def reduces(self, i: int) -> bool:
-        """Whether buckets may be reduced behind a region: where theirs begins, and where recompute divides them."""
+        """Whether a bucket may be reduced after a region: if it is the first of its bucket, or recompute divides it."""
         return self.grouping.begins(i) or i in self._cuts or i - 1 in self._cuts
 
     def divided(self, i: int) -> str | None:
-        """What `Moving` calls that which is left behind of the next region's bucket, where recompute divides one that
-        this region shares."""
+        """The field of `Moving` for what the next region's part of a bucket leaves behind, where recompute divides the
+        bucket that this region shares with it; None where it does not."""
         return "left_of_one" if i + 1 in self._cuts else "left_of_rest" if i in self._cuts else None
 
     def reduced_in(self, i: int) -> list[Moving]:
-        """What moves of the parameters whose gradients are reduced behind a region."""
+        """What moves for the parameters whose gradients are reduced after a region's backward."""
         return [one for (ref, _), one in self.moving_in(i).items() if self.grouping.home(ref.node) == i]
 
     def last_use(self, parameter: fx.Node) -> tuple[fx.Node, Moving] | None:
-        """The op that gives a parameter's first gradient, and what moves for it; None where no op does."""
+        """The op that gives a parameter's first gradient, and what moves for it; None if no op does."""
         fold = self._middle(self.region_of[parameter])
         model = fold.model_of(parameter) if fold else parameter
         if model not in self._last_uses:
@@ -246,7 +247,7 @@ class PlannedBytes:
         return node, max(uses, key=lambda one: one.waiting)
 
     def kept_parameters(self, node: fx.Node) -> dict[ParameterCopy, int]:
-        """Copies of parameters that an op keeps until their gradients; those gathered again are on their way."""
+        """Copies of parameters that an op keeps until its backward; those gathered again count as on their way."""
         memory = self.memory
         found: dict[ParameterCopy, int] = {}
         for j in memory.saved(node)[0]:
@@ -259,7 +260,7 @@ class PlannedBytes:
     # -- activations --------------------------------------------------------------------------------------------------
 
     def copies(self, node: fx.Node) -> set[Copy]:
-        """The storages that an op keeps, parameters apart."""
+        """The copies that an op keeps for backward, parameters apart."""
         memory = self.memory
         inputs, outputs, _ = memory.saved(node)
         refs, strategy = memory.inputs[node], self.chosen[node]
@@ -267,11 +268,11 @@ class PlannedBytes:
         return found | {memory.copy(TensorRef(node, j), strategy.outputs[j]) for j in outputs}
 
     def beside(self, node: fx.Node) -> int:
-        """Statistics and masks that an op keeps."""
+        """Bytes of statistics and masks that an op keeps."""
         return kept_bytes(node, self.chosen[node], self.memory.mesh_shape, self.memory.saved(node)[2])
 
     def inner_inputs(self, segment: Segment) -> set[Copy]:
-        """What an inner segment reads from outside, as its ops want it."""
+        """What an inner segment reads from outside, in the layouts that its ops want."""
         if segment in self._inner_inputs:
             return self._inner_inputs[segment]
         found = self._inner_inputs[segment] = set()
@@ -283,7 +284,7 @@ class PlannedBytes:
         return found
 
     def segment_inputs(self, i: int) -> set[Copy]:
-        """What a recomputed block reads from outside, as it lies there; nothing of another region."""
+        """What a block recomputed as a whole reads from outside, in its makers' layouts; empty for other regions."""
         found: set[Copy] = set()
         inside = set(self.members[i]) if i in self.recomputed else set()
         for node in inside:

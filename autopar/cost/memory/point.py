@@ -1,4 +1,4 @@
-"""The points of a step where the peak can be, by what lives at them (`cost.memory.lifetimes`)."""
+"""A point of a step that can be the peak, described by the tensors that live at it (`cost.memory.lifetimes`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Moved = Callable[[TensorRef], TensorRef]
 
 
 class Read(NamedTuple):
-    """An op reads a tensor: `by` is its node, with the number of the input."""
+    """The read of a tensor by an op; `by`: the op's node and the number of the input."""
 
     tensor: TensorRef
     by: TensorRef
@@ -28,15 +28,16 @@ class Read(NamedTuple):
 class Point:
     """An op's forward or backward.
 
-    `passing`: tensors of which values (or gradients) live, each as its maker lays it out; in backward, gradients of the
-    op's outputs are among them. `made`: inputs whose gradients the op makes as tensors of their own, one entry for each
-    such tensor (a sum with what other readers gave may be one more). `over`: gradients that are gone behind the op.
-    `view`: the op makes nothing, and the point matters only where what it reads, or the gradient, is converted.
+    `passing`: tensors whose values (or gradients) live, each in its maker's layout; in backward with the gradients of
+    the op's outputs. `made`: inputs for whose gradients the op makes a tensor, one entry for each (a sum with other
+    readers' parts may be one more). `over`: gradients that are freed after the op. `view`: the op makes nothing, so the
+    point matters only if what it reads, or a gradient, is converted.
 
-    Two kinds of gradients live otherwise than `passing` says where a read converts its tensor. `awaited`: what readers
-    have given so far stays as they want the tensor until the last that wants it so has given its part; one entry for
-    each tensor with a reader to come, with the next one. `apart`: a gradient that would be another's is a tensor of its
-    own; with the read, and where one is to come that may share the conversion, which then is not made yet, with that.
+    Where a read converts its tensor, two kinds of gradients live otherwise than `passing` says. `awaited`: the sum of
+    parts so far stays in the layout that readers want until the last reader that wants this layout has given its part;
+    by tensor, the next read in backward. `apart`: a gradient that would alias another is a tensor of its own; the read
+    that converts it and, if there is one, the next read in backward, which may share the conversion (it is then made
+    only after that).
     """
 
     node: fx.Node

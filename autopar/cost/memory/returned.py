@@ -1,9 +1,10 @@
-"""What the caller holds of a call: its outputs, and what ops save that backward never comes to (`cost.savings`).
+"""What the caller holds of a call: its outputs, and saved tensors of ops that backward never reaches
+(`cost.memory.savings`).
 
-What no op keeps for backward is there all the while. What some op keeps too, in the same layout (keys and values of a
-cache, say), is among the activations until its backward is through, and then among outputs. Where a recomputed segment
-makes it, the replay makes another one: the caller's is there beside it, and since the forward of its region, unless an
-op outside the segment keeps the same. So does a replay save again what backward never comes to, and leaves it there.
+An output that no op keeps for backward lives throughout. One that an op also keeps in the same layout (keys and values
+of a cache, say) counts among activations until that op's backward ends, and then among outputs. If a recomputed segment
+makes it, the replay makes a second one: the caller's is there beside that, from its region's forward on, unless an op
+outside the segment keeps it. A replay also saves again what backward never reaches, and this stays.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Returned:
-    """Of a plan: the strategies `chosen`; regions by node; and what is recomputed.
+    """What the caller holds under a plan: the strategies `chosen`, the region and the recomputed segment of nodes.
 
-    `always`: bytes that are there all the while, by the region that makes them; `by_region`: of what ops keep too, and
-    of what replays leave, by the region of which they stay when its backward is through.
+    `always`: bytes that live throughout, by the region that makes them; `by_region`: bytes that ops keep too and bytes
+    that replays leave, which count once the backward of their region has ended.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Returned:
             _add(self._whole, region, size)
 
     def beside_replay(self, region: int) -> int:
-        """Bytes that the caller holds of what the replay of a whole region makes again, and of what replays leave."""
+        """Bytes that the caller holds while the replay of a whole region makes them again, and those that replays in it
+        leave."""
         return self._whole.get(region, 0) + self._left.get(region, 0)
 
     def beside_segment(self, segment: Segment) -> int:
@@ -85,8 +87,8 @@ class Returned:
         return self._inner.get(segment, 0)
 
     def not_among(self, kept: Collection[Copy], region: int, segment: Segment | None) -> int:
-        """What the caller holds of a region that is not among what is `kept`, and counts nowhere else while a segment
-        of it is replayed, if any is."""
+        """Bytes that the caller holds of a region, which are not `kept` and count nowhere else while `segment`, if any,
+        is replayed."""
         found = 0
         for copy, size in self._kept.get(region, {}).items():
             own = self._segment_of.get(copy[0].node)
@@ -95,13 +97,14 @@ class Returned:
         return found
 
     def since_forward(self, region: int, kept: Collection[Copy]) -> dict[Copy, int]:
-        """What the caller holds since the forward of a region and none of those `kept` by its ops is: bytes by copy."""
+        """By copy, bytes that the caller holds from a region's forward on whose storage the region's ops do not keep
+        (`kept`)."""
         roots: set[TensorRef] = {root for root, _ in kept}
         return {copy: size for copy, size in self._remade.get(region, {}).items() if copy[0] not in roots}
 
 
 def _kept(memory: StepMemory, chosen: Mapping[fx.Node, Strategy], roots: Collection[TensorRef]) -> set[Copy]:
-    """The copies of some storages that ops keep for backward."""
+    """The copies of these storages that ops keep for backward."""
     found: set[Copy] = set()
     for node, strategy in chosen.items():
         inputs, outputs, _ = memory.saved(node)

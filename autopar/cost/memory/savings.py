@@ -1,9 +1,10 @@
-"""What autograd saves for each op of a graph, and who keeps it: backward, or the caller.
+"""What autograd saves for each op of a graph, and how long it stays: until the op's backward, or as long as the caller
+holds outputs.
 
-Backward begins at the loss (`cost.traffic.gradient_enters`) and frees what is saved as it goes. It never comes
-to ops whose results are returned beside the loss, or go to such ops alone: what they save stays until the caller lets
-go of what they led to. So it is taken to where what they led to is returned detached: plain autograd drops it then,
-but under what moves parameters (fsdp) it was seen to stay.
+Backward begins at the loss (`cost.traffic.gradient_enters`) and frees saved tensors as it goes. It never reaches ops
+whose results are only returned beside the loss, or only read by such ops: what these save stays until the caller drops
+the outputs that depend on them. This is assumed even if such an output is returned detached: plain autograd then drops
+what is saved, but with wrappers that move parameters (FSDP) it was seen to stay.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NOTHING: Kept = (), (), 0
 
 
 class Savings:
-    """Of the graph of a step; `kept`: what backward frees, and of ops that it never comes to, parameters alone."""
+    """What the graph of a step saves; `kept`: what backward frees, and only parameters of ops it never reaches."""
 
     def __init__(self, memory: StepMemory) -> None:
         self.memory = memory
@@ -42,15 +43,15 @@ class Savings:
         return cost.saved
 
     def held(self, node: fx.Node) -> Kept:
-        """What the caller holds of what is saved for a node, parameters apart."""
+        """What is saved for a node and held by the caller, parameters apart."""
         if node not in self.holding:
             return _NOTHING
         inputs, outputs, beside = self.saved(node)
         return self._some(node, inputs, parameters=False), outputs, beside
 
     def held_copies(self, node: fx.Node, strategy: Strategy) -> dict[Copy, int]:
-        """The storages that the caller holds because of a node, with their bytes: of the graph's output what it
-        returns, of others what they save."""
+        """The copies that the caller holds because of a node, with their bytes: for the graph's output what it returns,
+        for other nodes what they save."""
         memory, refs = self.memory, self.memory.inputs[node]
         inputs, outputs, _ = self.held(node)
         pairs = [(refs[j], strategy.inputs[j]) for j in inputs]
@@ -63,7 +64,7 @@ class Savings:
 
     @cached_property
     def holding(self) -> frozenset[fx.Node]:
-        """The nodes of which the caller holds what they save: all that backward does not come to."""
+        """The nodes whose saved tensors the caller holds: all that save any and that backward does not reach."""
         others = (node for node in self.nodes if self._entered and node not in self.passed and any(self.saved(node)))
         outputs = ((node, TensorRef(node, i)) for node in others for i in range(len(output_tensors(node))))
         return frozenset(node for node, ref in outputs if needs_grad(self.memory, ref))
@@ -80,14 +81,14 @@ class Savings:
 
     @cached_property
     def _entered(self) -> frozenset[TensorRef]:
-        """Where backward begins."""
+        """The tensors at which backward begins."""
         outputs = (node for node in self.nodes if node.op == "output")
         pairs = ((node, ref) for node in outputs for ref in self.memory.inputs[node])
         return frozenset(ref for node, ref in pairs if gradient_enters(self.memory, node, ref))
 
     @cached_property
     def passed(self) -> frozenset[fx.Node]:
-        """The nodes that backward comes to."""
+        """The nodes that backward reaches."""
         found = {ref.node for ref in self._entered}
         for node in reversed(self.nodes):
             if node in found:

@@ -29,7 +29,8 @@ def state_bytes(
 
 
 def _elements(optimizer: str, shape: tuple[int, ...]) -> int:
-    """Adafactor keeps, of all but vectors, a mean over rows and one over columns (1804.04235)."""
+    """Elements of an optimizer's state. Adafactor keeps, except for vectors, a mean over rows and one over columns
+    (arXiv 1804.04235)."""
     if optimizer != "adafactor" or len(shape) < 2:
         return _STATES[optimizer] * math.prod(shape)
     return math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]

@@ -1,9 +1,9 @@
-"""The moments of a training step's forward, of the regions where it may hold the peak (`cost.memory.forward_part`).
+"""The moments of a training step's forward, for the regions where it may hold the peak (`cost.memory.forward_part`).
 
-There live what always does, what the regions before keep for backward, what this one does as far as an op (of a
-recomputed one what its replay saves, which is no less than its values that somebody is yet to read), the op's own
-tensors, values that are yet to be read and nobody keeps, and what is read of parameters (`cost.memory.gathers`). With
-several micro-batches, so do the gradients that those before have left.
+There live what lives throughout; what the regions before keep for backward, and this one up to an op (a recomputed
+region as if it kept what its replay saves, which is no less than its values that are still to be read); the op's own
+tensors; values that are still to be read and that no op keeps; copies of parameters (`cost.memory.gathers`); and the
+gradients that earlier micro-batches have left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autopar.cost.memory.planned_bytes import PlannedBytes
 
 
 class TrainingForward:
-    """Of a plan."""
+    """The moments of a plan's forward."""
 
     def __init__(self, plan: PlannedBytes, part: ForwardPart) -> None:
         self.plan, self.regions = plan, part.regions
@@ -28,8 +28,8 @@ class TrainingForward:
         self.landing = Gathers(plan, part.memory, part.grouping.divided(plan.apart)) if plan.apart else self.gathers
 
     def fullest(self, i: int, kept: set[Copy]) -> Counter[str] | None:
-        """The largest point of a region's forward, by part; `kept` are storages that are there before. None where none
-        counts."""
+        """The largest point of a region's forward, by part; None if none counts. `kept`: storages that are there
+        already."""
         if i not in self.regions and i not in self.landings:
             return None
         gathers = self.landing if i in self.landings else self.gathers

@@ -1,4 +1,4 @@
-"""A model's parameters and buffers as planning holds them, without data, and the bytes of those that nothing reads."""
+"""A model's parameters and buffers as planning holds them, without data, and bytes of those that no op reads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from autopar.layout import Layout
 
 
 def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters under all of their names, on the meta device; a tied one is one tensor.
+    """The parameters under all of their names, on the meta device; a tied parameter is one tensor.
 
-    What planning keeps refers to itself, and so goes only when Python next looks for cycles; until then it must not
-    hold the whole parameters that shards have replaced.
+    Planning's objects form reference cycles, which Python frees only at its next cycle collection; until then they must
+    not keep whole parameters alive that shards have replaced.
     """
     return _without_data(model.named_parameters(remove_duplicate=False))
 
 
 def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The same of the buffers."""
+    """The buffers, likewise."""
     return _without_data(model.named_buffers(remove_duplicate=False))
 
 
@@ -41,9 +41,9 @@ def unread_bytes(
     pinned: Mapping[str, Layout],
     mesh_shape: tuple[int, ...],
 ) -> int:
-    """One rank's bytes of the parameters and buffers that the graph does not read, each once under all of its names.
+    """One rank's bytes of the parameters and buffers that the graph does not read; a tied one counts once.
 
-    `dtype`: in which floating parameters are stored; None: their own. What is not `pinned` is stored whole.
+    `dtype`: that of stored floating-point parameters; None: each its own. What is not `pinned` is stored whole.
     """
     read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     whole = Layout.replicated(len(mesh_shape))
@@ -64,7 +64,7 @@ def named_once(tensors: Mapping[str, torch.Tensor]) -> list[tuple[list[str], tor
 
 
 def _unread(tensors: Mapping[str, torch.Tensor], read: Collection[str]) -> dict[str, torch.Tensor]:
-    """Those that are read under none of their names, under their first."""
+    """The tensors that are read under none of their names, by the first of these."""
     known = {id(tensor) for name, tensor in tensors.items() if name in read}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
