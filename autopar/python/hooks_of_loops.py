@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -14,12 +14,23 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def hooks_of_loops_off() -> Iterator[None]:
-    """For the duration, no anomaly mode and no hooks of saved tensors; as a decorator, for every call.
+    """While inside, anomaly mode and hooks of saved tensors have no effect; usable as a decorator.
 
-    `torch.autograd.set_detect_anomaly` asks each gradient whether it has a NaN, which those without data cannot tell:
-    their backward would fail, and not be counted. `torch.utils.checkpoint` around the call of a model would count what
-    a trace saves inside it, and `save_on_cpu` move it.
+    `torch.autograd.set_detect_anomaly` looks for NaNs in every gradient, which data-free ones do not support: their
+    backward would fail and its FLOPs not be counted. `torch.utils.checkpoint` around the call of a model would count
+    the tensors that a trace saves, and `save_on_cpu` would move them.
     """
-    hooks = torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)  # of several the innermost are asked
-    with torch.autograd.set_detect_anomaly(False), hooks:
+    with torch.autograd.set_detect_anomaly(False), _no_hooks():
         yield
+
+
+def _no_hooks() -> AbstractContextManager[object]:
+    """A context in which hooks of saved tensors leave them as they are.
+
+    Only the innermost hooks are called, so neutral ones hide the others. They are set only if there are others, because
+    `torch.func` raises if any are set, as it does inside a checkpoint in eager mode. The query is private: torch has no
+    public one.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)

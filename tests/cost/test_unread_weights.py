@@ -30,7 +30,7 @@ class Spare(nn.Module):
         self.register_buffer("table", torch.empty(100))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.read(x) + self.shift).sum()
+        return self.head(self.read(x) + self.shift.to(x.dtype)).sum()
 
 
 def spare() -> Spare:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from habit_cases import Halves, planned
 from loop_cases import ROWS
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from autopar.runtime.dtensors.advice import advice_for
 
@@ -69,7 +70,10 @@ def advised() -> list[list[str]]:
         (lambda: parameter.detach().norm(dim=1).clamp_(min=0.1), "takes clamp in place of clamp_"),
         (scaled_between_micro_batches, "moves gradients in every N-th backward"),
         (clipped_between_micro_batches, "where sync_gradients is true"),
-        (lambda: planned("fsdp", nn.Linear(16, 5).double()).bias.view(-1, 1), "not share its rows evenly"),
+        (
+            lambda: distribute_tensor(torch.zeros(5, 3), parameter.device_mesh, [Shard(0)]).view(-1),
+            "not share its rows evenly",
+        ),
         (rows_of_all, "autopar.own_rows(model, output) has those of this rank"),
     )
     missing = []

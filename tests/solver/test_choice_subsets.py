@@ -288,7 +288,7 @@ def test_few_ways_under_a_budget(
     assert told.step_seconds == pytest.approx(found.objective, rel=1e-9)
 
 
-@pytest.mark.parametrize("most", [0, 1 << 60])
+@pytest.mark.parametrize("most", [pytest.param(0, marks=pytest.mark.slow), 1 << 60])
 def test_where_few_ways_have_no_plan_one_of_little_memory_is_the_first(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ def test_no_solution_in_the_part_asks_for_more(monkeypatch: pytest.MonkeyPatch) 
     assert again.objective == pytest.approx(best.objective, rel=1e-6)
 
 
-@pytest.mark.parametrize("in_time", [True, False])
+@pytest.mark.parametrize("in_time", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_far_from_the_relaxation_better_ones_are_looked_for_near_it(
     in_time: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
