@@ -1,7 +1,7 @@
 """Gradients of `redistribute()`, `to_local()` and `full_tensor()`, differentiated again (`create_graph=True`).
 
-Torch 2.11 makes such a gradient a DTensor behind autograd's back, and a second derivative lacks, without a word, what
-comes from there: the curvature of a loss that is computed on an output of the model.
+Torch 2.11 wraps such a gradient in a DTensor without recording it in autograd's graph. Second derivatives then silently
+lack what flows through it, for example the curvature of a loss that is computed on an output of the model.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Again = Callable[[Any, DTensor], torch.Tensor]
 
 @functools.cache
 def mend_gradients() -> None:
-    """From now on they can be differentiated. Once a process."""
+    """Make these gradients differentiable, from now on; patches torch once per process."""
     kinds: tuple[tuple[Any, Again], ...] = ((_ToTorchTensor, _wrapped), (Redistribute, _moved))
     for function, again in kinds:
         function.backward = staticmethod(_seen(function.backward, again))
 
 
 def _seen(own: Callable[..., Any], again: Again) -> Callable[..., tuple[Any, ...]]:
-    """A backward that makes its gradient `again`, by functions that autograd knows, where it has to and `own` has
-    not."""
+    """Torch's `own` backward; if its gradient must be differentiable and has no history, `again` computes it with
+    functions that autograd records."""
 
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         found, *others = own(ctx, gradient)

@@ -1,4 +1,4 @@
-"""Products and convolutions of tensors of several dtypes: torch's kernels refuse them, its data-free ones do not."""
+"""Products and convolutions of tensors of several dtypes: torch's kernels reject them, but its meta kernels do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_ONE_DTYPE = {
 
 
 def check_dtypes(func: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> None:
-    """Raises RuntimeError where a function is given tensors of several dtypes, and its kernels take those of one.
+    """Raise RuntimeError if a function gets tensors of several dtypes whose kernels take only one dtype.
 
     >>> check_dtypes(torch.mm, (torch.ones(2, 2), torch.ones(2, 2).half()), {})
     Traceback (most recent call last):
@@ -28,6 +28,6 @@ def check_dtypes(func: Callable[..., Any], args: Iterable[Any], kwargs: dict[str
         return
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
     dtypes = dict.fromkeys(str(one.dtype) for one in tensors if one.is_floating_point() or one.is_complex())
-    if len(dtypes) > 1 and not torch._C._is_any_autocast_enabled():  # which makes them one
+    if len(dtypes) > 1 and not torch._C._is_any_autocast_enabled():  # autocast converts them to one dtype
         name = func.__name__.strip("_")
         raise RuntimeError(f"{name} needs tensors of one dtype, and is given some of {' and of '.join(dtypes)}")
