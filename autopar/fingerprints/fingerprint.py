@@ -48,9 +48,9 @@ def fingerprint(graph: fx.Graph, same: Mapping[fx.Node, fx.Node] | None = None) 
     """A digest of the graph's structure, targets, constants, shapes and dtypes; not of names, weights or devices.
 
     Devices do not count since each rank traces on its own, and a graph runs on the mesh's device whichever it names
-    (`runtime.emission.constant`). To save time, each distinct description of a node enters the digest once; every node
-    then adds the number of its description and the positions of its inputs. `same`: for inputs that repeat another
-    input, the one that is read instead.
+    (`runtime.lowering.emission.constant`). To save time, each distinct description of a node enters the digest once;
+    every node then adds the number of its description and the positions of its inputs. `same`: for inputs that repeat
+    another input, the one that is read instead.
     """
     digest = hashlib.sha256()
     same = same or {}

@@ -10,6 +10,7 @@ import torch
 
 from autopar.errors import UntraceableError
 from autopar.graph import VAL
+from autopar.ops.norms import NORMS
 from autopar.tracing.contents.asking import ask
 from autopar.tracing.contents.data_free import DATA_FREE, STANDS_FOR
 from autopar.tracing.contents.masked import INDEXING, indexed
@@ -17,7 +18,7 @@ from autopar.tracing.contents.unknown import UnknownNumber
 from autopar.tracing.sizes import TracedInt, traced
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
 from autopar.tracing.torch_functions import gradients, histories
-from autopar.tracing.torch_functions.batch_norms import NORMS, with_wide_weights
+from autopar.tracing.torch_functions.batch_norms import with_wide_weights
 from autopar.tracing.torch_functions.covariance import COVARIANCES, covariances
 from autopar.tracing.torch_functions.legacy_new import new
 from autopar.tracing.torch_functions.looked_into import LOOKED_INTO, look_into

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from autopar.ops.norms import RUNNING, named
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.communication.compiled_outputs import as_output
 from autopar.runtime.gradients.second_derivatives import once
@@ -81,21 +81,12 @@ def _along(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return channels.view(1, -1, *(1,) * (x.ndim - 2))
 
 
-_RUNNING, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
-
-
-def _named(is_function: bool, flag: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A norm's arguments by name: `torch.nn.functional` and `torch` use the same names in different orders."""
-    first, second = (_RUNNING, _AFFINE) if is_function else (_AFFINE, _RUNNING)
-    return dict(zip(("input", *first, *second, flag, "momentum", "eps", "cudnn_enabled"), args, strict=False)) | kwargs
-
-
 def batch_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """`F.batch_norm` or `torch.batch_norm`, training: statistics over all axes that shard x, except on channels.
 
     Running statistics are updated equally on every rank. Outside training, it is the op itself.
     """
-    given = _named(target is F.batch_norm, "training", args, kwargs)
+    given = named(target, args, kwargs)
     return _batch_norm(ctx, **given) if given.get("training") else target(*args, **kwargs)
 
 
@@ -130,14 +121,14 @@ def instance_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ct
     They move towards the mean of the rows' statistics. With a momentum of 1, the op gives this mean for the rank's
     rows; the means of all ranks are then combined, weighted by their numbers of rows.
     """
-    given = _named(target is F.instance_norm, "use_input_stats", args, kwargs)
-    own = {name: torch.zeros_like(given[name]) for name in _RUNNING}
+    given = named(target, args, kwargs)
+    own = {name: torch.zeros_like(given[name]) for name in RUNNING}
     out = target(**{**given, **own, "momentum": 1.0})
     with torch.no_grad():
         part = given["input"].shape[0] / ctx.input_shapes[0][0]  # of the global batch
         axes = ctx.axes_that_shard(ctx.inputs[0], 0)
-        joined = reduced(torch.stack([own[name] for name in _RUNNING]).double() * part, "sum", axes, ctx.mesh)
-        for buffer, value in zip([given[name] for name in _RUNNING], joined, strict=True):
+        joined = reduced(torch.stack([own[name] for name in RUNNING]).double() * part, "sum", axes, ctx.mesh)
+        for buffer, value in zip([given[name] for name in RUNNING], joined, strict=True):
             write_statistics(buffer, buffer.lerp(value.to(buffer.dtype), given.get("momentum", 0.1)))
     return out
 

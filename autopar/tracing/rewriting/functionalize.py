@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import UntraceableError
 from autopar.graph import GRAD_MODE, KNOWN, PLACE, VAL, input_nodes, output_tensors, storage_of
+from autopar.ops.norms import NORMS
 from autopar.ops.on_copies import OnCopies
 from autopar.tracing.rewriting import functional
 from autopar.tracing.rewriting.cleaning import WRITES
@@ -25,13 +26,13 @@ from autopar.tracing.rewriting.pure_writes import Pure, fresh
 
 Tensor = torch.Tensor
 
-# They update running statistics; the runtime has its own code for that, so they are not rewritten.
-_OWN_STATE = {torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm}
-
 
 def functionalize(graph: fx.Graph) -> int:
-    """Remove every in-place write that the recorder marked; returns how many there were."""
-    writers = [n for n in graph.nodes if WRITES in n.meta and n.target not in _OWN_STATE]
+    """Remove every in-place write that the recorder marked; returns how many there were.
+
+    Norms that update running statistics stay, since the runtime has its own code for that.
+    """
+    writers = [n for n in graph.nodes if WRITES in n.meta and n.target not in NORMS]
     if not writers:
         return 0
     taken = take_first_writes(graph, writers)

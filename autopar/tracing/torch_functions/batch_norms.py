@@ -12,18 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from autopar.ops.norms import AFFINE, NORMS, RUNNING, named
 from autopar.tracing.patching import attributes_set
 
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 _forward = _BatchNorm.forward
-_RUNNING, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
-NORMS: dict[Any, tuple[str, ...]] = {
-    **dict.fromkeys((F.batch_norm, F.instance_norm), ("input", *_RUNNING, *_AFFINE)),
-    **dict.fromkeys((torch.batch_norm, torch.instance_norm), ("input", *_AFFINE, *_RUNNING)),
-}
-"""Norms with running statistics, and the names of their tensors in order."""
 
 
 @contextlib.contextmanager
@@ -44,15 +39,14 @@ def with_wide_weights(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> 
     Weights are read in the compute dtype, while running statistics are buffers, which keep their own dtype. Torch takes
     half-precision weights only with half-precision statistics, but takes float32 weights with a half-precision input.
     """
-    names = NORMS[func]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    running = given.get(_RUNNING[0])
-    for name in _AFFINE:
+    given = named(func, args, kwargs)
+    running = given.get(RUNNING[0])
+    for name in AFFINE:
         tensor = given.get(name)
         if tensor is not None and running is not None and tensor.dtype.itemsize < running.dtype.itemsize:
             given[name] = recorder.record(torch.Tensor.to, tensor, running.dtype)
-    tensors = [given.pop(name) for name in names[: len(args)]]
-    return recorder.record(func, *tensors, *args[len(names) :], **given)
+    positional = [given.pop(name) for name in NORMS[func][: len(args)]]
+    return recorder.record(func, *positional, **given)
 
 
 def _traceable(module: _BatchNorm, input: torch.Tensor) -> torch.Tensor:
