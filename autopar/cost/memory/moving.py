@@ -14,7 +14,8 @@ waiting        its own gradient, as the op makes it, until all of its bucket are
                result, if no smaller (all-to-all, all-gather), since the bucket may be reduced at any later op
 cast           if its gradient moves nowhere: that as the op makes it, beside its cast to the dtype that is stored
 reduction      when all are there: b more, the collective's input buffer, and its result if that is another tensor, also
-               of other regions in the bucket; or what is there when the next collective of the bucket after begins, if
+               of other regions in the bucket, or a copy of all pieces in their order, if they are interleaved or ragged
+               (`pieces_are_copied`); or what is there when the next collective of the bucket after begins, if
                that is more; and half of b, if collectives after the first are not in place: so much may these hold
 left behind    b until the next bucket's turn, if the reduction is not in place (reduce-scatter); the first collective's
                result beyond the last one's, if several follow one another; and half of b, as above
@@ -37,6 +38,7 @@ from typing import Any, NamedTuple
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.buckets.reductions import HELD
 from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.piece_copies import pieces_are_copied
 from autopar.cost.traffic import conversion_moves, needs_grad, reduction_dtype
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
@@ -220,7 +222,8 @@ def _moving(
     if memory.micro_batches == 1:  # else their reduced bytes are not counted beside what micro-batches left
         others -= others * elements * travels // max(1, whole)
         others, made = max(0, others), max(0, others + made) - max(0, others)
-    handing = bucket + bucket * (result - early) // max(1, whole) + made
+    stacked = grouping.bucket_bytes(ref, wanted, own) if pieces_are_copied(memory, ref, storage, wanted) else 0
+    handing = bucket + max(stacked, bucket * (result - early) // max(1, whole) + made)
     passing = bucket * max(0, (way.passes - elements) * own - early) // max(1, whole)
     return Moving(
         gathered=gathered,
