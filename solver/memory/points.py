@@ -9,18 +9,21 @@ gradients of the stage are there, with those of activations that its backward le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
+from autopar.cost.memory.moving import moving
 from autopar.cost.memory.on_the_way import Phase
 from autopar.cost.memory.point import Point
 from autopar.graph import TensorRef
 from autopar.solver.memory.alive import Alive
+from autopar.solver.memory.limits import limit_of
 from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
-from autopar.solver.seconds.replays import Expression, OwnLevel
+from autopar.solver.seconds.replays import Expression, Flow, OwnLevel
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
 Fullest = list[dict[Phase, int | None]]
@@ -63,12 +66,16 @@ class Points:
         for member in stage.ops:
             start = total(start, self.waiting.get(member, {}))
         pieces, pieces_behind, current, begin = self._pieces(number, start, lands=lands, last=last)
-        whole = [total(total(start, returned), passing) for passing in self._left_to_do(stage)]
-        for one in whole:
-            self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})
+        start = total(start, returned)
+        region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
+        first = self.problem.grouping.first_reader(region)
+        for passing in self._left_to_do(stage, first):
+            self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(total(current, start), passing), {})
         most = self._most(number, pieces, bound)
-        kept = self._before_layers(stage, data)
-        own = [total(one, kept) for one in whole]
+        own: list[Expression] = []
+        for at, off in self._reduced_at(stage, region):
+            there = total(total(start, self._kept_before(stage, data, at)), off)
+            own += [total(there, passing) for passing in self._left_to_do(stage, at)]
         reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in own if one])
         levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
         found = [one | {Phase.REDUCING: reducing} for one in levels]
@@ -122,12 +129,32 @@ class Points:
             current = total(current, {v: -c for v, c in shared.get(member, {}).items()})
         return pieces, pieces_behind, current, begin
 
-    def _before_layers(self, stage: Stage, data: StageBytes) -> Expression:
-        """What a block's ops before the first that reads a weight keep: it lives while the bucket is reduced."""
-        region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
-        first, found = self.problem.grouping.first_reader(region), Expression()
+    def _reduced_at(self, stage: Stage, region: int) -> Iterator[tuple[int, Expression]]:
+        """The positions of the ops of a stage's first block after whose backward its bucket may be reduced: of the
+        first that reads a weight, and of later ones, with terms that are at most -M if the gradient of any weight moves
+        that an op before reads."""
+        grouping, memory = self.problem.grouping, self.memory
+        readers, off = grouping.weight_readers(region), Expression()
+        yield grouping.first_reader(region), {}
+        limit = limit_of(self.model, stage) * UNIT if len(readers) > 1 else 0.0
+        by_reader = {node: list[Flow]() for node in readers}
+        for flow in self.model.flows if len(readers) > 1 else ():
+            if memory.is_trainable(self.problem.ref(flow.tensor).node):
+                by_reader.get(self.problem.ops[flow.use.op].node, []).append(flow)
+        for node, behind in itertools.pairwise(readers):
+            for flow in by_reader[node]:
+                ref = self.problem.ref(flow.tensor)
+                for (port, wanted), variable in flow.pairs.items():
+                    if moving(memory, grouping, ref, port[0], wanted, regather=port[1]).reduction:
+                        off = off | {variable: -limit}
+            yield self.lifetimes.position[behind], off
+
+    def _kept_before(self, stage: Stage, data: StageBytes, position: int) -> Expression:
+        """What a block's ops keep that stand before a position of the stage's first block: it lives while the bucket is
+        reduced after the backward of the op there."""
+        found = Expression()
         for member in stage.ops:
-            if self.lifetimes.position[self.problem.ops[member].node] >= first:
+            if self.lifetimes.position[self.problem.ops[member].node] >= position:
                 return found
             found = total(found, total(data.block.get(member, {}), data.parameters.get(member, {})))
         return Expression()
@@ -157,13 +184,12 @@ class Points:
             found[member] = begin
         return found
 
-    def _left_to_do(self, stage: Stage) -> list[Expression]:
+    def _left_to_do(self, stage: Stage, position: int) -> list[Expression]:
         """Gradients of activations that live when the backward of a stage's first, second and last block has only the
-        ops before the first reader of a weight left."""
-        first = self.problem.grouping.first_reader(self.problem.grouping.region(self.problem.ops[stage.ops[0]].node))
+        ops left that stand before a position of the first block."""
         period = stage.repeat.period if stage.repeat is not None else 0
         blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
-        points = [self.lifetimes.left_to_do(first + block * period) for block in blocks]
+        points = [self.lifetimes.left_to_do(position + block * period) for block in blocks]
         found = [self.alive.passing(point) if point is not None else {} for point in points]
         return [one for i, one in enumerate(found) if one not in found[:i]]
 

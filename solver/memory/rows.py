@@ -58,7 +58,7 @@ from autopar.solver.memory.returned_again import returned_again
 from autopar.solver.memory.saved import Saved
 from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.memory.sums import Sums
-from autopar.solver.memory.unreduced import unreduced
+from autopar.solver.memory.unreduced import summed_as_stored, unreduced
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
 from autopar.solver.seconds.replays import Expression, Flow, Pair
@@ -104,8 +104,9 @@ class Rows:
             returned_again(model, self.stages, saved.copies, self.held.kept)
         add_parameter_copies(model, self.stages)
         if self.memory.micro_batches > 1:
-            for variable, size in unreduced(model).items():
-                add(self.accumulated, variable, size)
+            for left in (unreduced(model), summed_as_stored(model)):
+                for variable, size in left.items():
+                    add(self.accumulated, variable, size)
         self._rows()
 
     # -- always, and gradients ----------------------------------------------------------------------------------------
@@ -144,9 +145,8 @@ class Rows:
                 if by_all:
                     add(self.shared.setdefault(last, {}), variable, one.waiting)
                 later = one.waiting if shared else one.reduced
-                if self.memory.micro_batches > 1 and not one.reduction:
-                    left = one.accumulated + (later if shared else 0)
-                    add(self.accumulated, variable, self.model.costs.count(op) * left)
+                if self.memory.micro_batches > 1 and not one.reduction and shared:
+                    add(self.accumulated, variable, self.model.costs.count(op) * later)
                 if stage == op.stage:
                     add(self.stages[stage].gradients, variable, later)
                     mine[variable] = float(later)

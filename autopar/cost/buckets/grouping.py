@@ -60,12 +60,15 @@ class Grouping:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
         self._first_reader: dict[int, tuple[bool, int]] = {}  # by region: whether no weight is read, and the position
+        self._weight_readers: dict[int, list[fx.Node]] = {}
         self._sharing: dict[int, set[fx.Node]] = {}  # parameters that a region saves and that other regions read too
         kept: list[set[fx.Node]] = [set() for _ in rows]
         for reader in {user for node in self._home for user in node.users if user.op != "output"}:
             refs, region = memory.inputs[reader], self.region(reader)
             at = self._position[reader]
             vectors = all(tensor_of(ref).dim() < 2 for ref in refs if memory.is_trainable(ref.node))
+            if not vectors:
+                self._weight_readers.setdefault(region, []).append(reader)
             self._first_reader[region] = min((vectors, at), self._first_reader.get(region, (vectors, at)))
             again = memory.saved(reader)[0] if memory.train else range(len(refs))
             saved = {refs[j].node for j in again if memory.is_parameter(refs[j].node)}
@@ -173,6 +176,10 @@ class Grouping:
         their gradients do not move. Where the region begins, if it reads no parameter."""
         _, found = self._first_reader.get(region, (True, self._first[region]))
         return found
+
+    def weight_readers(self, region: int) -> list[fx.Node]:
+        """A region's ops that read a trained weight, in the order of the graph."""
+        return sorted(self._weight_readers.get(region, ()), key=self._position.__getitem__)
 
     def reads(self, region: int) -> bool:
         """Whether any of a region's ops saves a parameter for backward (without a backward: reads one)."""

@@ -32,10 +32,11 @@ from autopar.cost.memory.forward_moments import forward_moments
 from autopar.cost.memory.growth import Growth
 from autopar.cost.memory.moving import Moving, largest
 from autopar.cost.memory.on_the_way import READ, Phase, beside, on_the_way
-from autopar.cost.memory.optimizer_step import successive, temporaries
+from autopar.cost.memory.optimizer_step import temporaries_bytes
 from autopar.cost.memory.planned_bytes import ParameterCopy, PlannedBytes, Read
 from autopar.cost.memory.training_forward import TrainingForward
 from autopar.cost.structure.naming import stretch_name
+from autopar.cost.traffic import in_segment
 from autopar.graph import TensorRef
 from autopar.layout import Layout
 from autopar.plans import Moment
@@ -163,7 +164,7 @@ class _Walk:
         grows = growth.parts
         grows["gradients"] = sum(self.waiting.get(node, 0) for node in self.plan.members[i])
         moved = self._on_the_way(i)
-        most, best = self._reducing(i, grows["gradients"], kept)
+        most, best = self._reducing(i, kept)
         for node in self.plan.members[i]:
             growth.begin(node)
             growth.keep(node)
@@ -182,15 +183,16 @@ class _Walk:
     def _add(self, parts: Counter[str], copies: set[Copy], kept: set[Copy]) -> None:
         parts["activations"] += sum(self.memory.copy_bytes(copy) for copy in copies - kept)
 
-    def _reducing(self, i: int, gradients: int, kept: set[Copy]) -> tuple[int, _Peak]:
-        """The point at which a region's bucket is reduced: all of its gradients are there, and the saved tensors of its
-        ops before the first that reads a weight (`first_reader`), which backward has yet to reach."""
-        growth, first = Growth(self.plan, i, kept), self.grouping.first_reader(i)
-        for node in self.plan.members[i]:
-            if self.lifetimes.position[node] >= first:
-                break
+    def _reducing(self, i: int, kept: set[Copy]) -> tuple[int, _Peak]:
+        """The point at which a region's bucket is reduced: the gradients of all ops are there from the first on that
+        reads a weight whose gradient moves, and the saved tensors of the ops before, which backward has yet to
+        reach."""
+        growth, first = Growth(self.plan, i, kept), self.plan.first_reduced(i)
+        before = [node for node in self.plan.members[i] if self.lifetimes.position[node] < first]
+        for node in before:
             growth.begin(node)
             growth.keep(node)
+        gradients = sum(self.waiting.get(node, 0) for node in self.plan.members[i][len(before) :])
         grown = growth.parts + Counter(gradients=gradients)
         buffers, behind = self._on_the_way(i).get(Phase.REDUCING, 0), self.lifetimes.left_to_do(first)
         size = self.plan.momentary.passing_bytes(behind) if behind is not None else 0
@@ -237,7 +239,7 @@ class _Walk:
             for part, size in self.memory.parameter_bytes(node, storage).items():
                 self.always[part] += count * size
         many = self.memory.micro_batches > 1
-        for node, _ in self.plan.parameters():
+        for node, _ in self.plan.parameters:
             use = self.plan.last_use(node) if self.memory.is_trainable(node) else None
             if use is not None:
                 last, one = use
@@ -248,13 +250,12 @@ class _Walk:
                 later = one.waiting if self.grouping.shared(node) else one.reduced
                 if not many or (self.grouping.shared(node) and not one.reduction):
                     self.later[self.plan.region_of[last]] += later
-                if not one.reduction and many:
-                    self.accumulated["gradients"] += one.accumulated
 
     def _count_inputs_and_outputs(self) -> None:
         memory, chosen = self.memory, self.plan.chosen
         self.always["inputs and outputs"] += sum(self.plan.returned.always.values())
         unreduced: dict[tuple[TensorRef, Layout], int] = {}
+        stored: dict[TensorRef, int] = {}  # sums of the parts that come as gradients are stored
         for node in self.plan.nodes:
             if node not in chosen:
                 continue
@@ -266,14 +267,21 @@ class _Walk:
             for ref, wanted in zip(memory.inputs[node], strategy.inputs, strict=True):
                 if memory.is_trainable(ref.node):
                     one = self.plan.moved(ref, wanted)
-                    unreduced[ref, wanted] = one.accumulated if one.reduction else 0
+                    if one.reduction:
+                        unreduced[ref, wanted] = one.accumulated
+                    elif in_segment(node):
+                        stored[ref] = one.accumulated
+        self.accumulated["gradients"] += sum(stored.values())
         self.accumulated["unreduced gradients"] += sum(unreduced.values())
 
     def _optimizer_step(self) -> Moment:
         memory, parameters = self.memory, self.plan.distinct_parameters
         live = self.always.copy()
         live["gradients"] += sum(count * memory.gradient_bytes(node, storage) for node, storage, count in parameters)
-        temporaries, landed = self._temporaries(), self._landed()  # what landed is gone when the optimizer begins
+        temporaries, landed = (
+            temporaries_bytes(self.plan),
+            self._landed(),
+        )  # what landed is gone when the optimizer begins
         if landed > temporaries:
             live["communication buffers"] += landed
         else:
@@ -283,17 +291,6 @@ class _Walk:
 
     def _landed(self) -> int:
         return max((largest(moved, "landed") for moved in self.reduced), default=0)
-
-    def _temporaries(self) -> int:
-        each, parameters = temporaries(self.memory), self.plan.distinct_parameters
-        size = {node: self.memory.gradient_bytes(node, storage) for node, storage, _ in parameters}
-        if self.memory.optimizer_at_once:
-            return sum(each.at_once * size[node] * count for node, _, count in parameters)
-        found = 0
-        for before, node in successive(self.memory):
-            left = each.left * size[self.plan.stands_for(before)] if before is not None else 0
-            found = max(found, left + each.own * size[self.plan.stands_for(node)])
-        return found
 
 
 def _parts(live: Counter[str]) -> dict[str, int]:

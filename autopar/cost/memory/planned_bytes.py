@@ -158,19 +158,15 @@ class PlannedBytes:
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
+    @cached_property
     def parameters(self) -> list[tuple[fx.Node, Layout]]:
         """The parameters' nodes, each with the layout in which it is stored."""
-        return self._stored_parameters
-
-    @cached_property
-    def _stored_parameters(self) -> list[tuple[fx.Node, Layout]]:
-        found = [n for n in self.nodes if self.memory.is_parameter(n) and n in self.chosen]
-        return [(node, self.storage(node)) for node in found]
+        return [(n, self.storage(n)) for n in self.nodes if self.memory.is_parameter(n) and n in self.chosen]
 
     @cached_property
     def distinct_parameters(self) -> list[tuple[fx.Node, Layout, int]]:
         """The same, once for all parameters in the same place of equal blocks, with their number."""
-        counts = Counter(self.stands_for(node) for node, _ in self.parameters())
+        counts = Counter(self.stands_for(node) for node, _ in self.parameters)
         return [(node, self.storage(node), count) for node, count in counts.items()]
 
     def storage(self, parameter: fx.Node) -> Layout:
@@ -225,6 +221,15 @@ class PlannedBytes:
     def reduced_in(self, i: int) -> list[Moving]:
         """What moves for the parameters whose gradients are reduced after a region's backward."""
         return [one for (ref, _), one in self.moving_in(i).items() if self.grouping.home(ref.node) == i]
+
+    def first_reduced(self, i: int) -> int:
+        """The position of a region's first op that reads a weight whose gradient moves: after its backward, the
+        region's bucket is reduced."""
+        for node in self.grouping.weight_readers(i):
+            pairs = zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True) if node in self.chosen else ()
+            if any(self.memory.is_trainable(ref.node) and self.moved(ref, wanted).reduction for ref, wanted in pairs):
+                return self.memory.lifetimes.position[node]
+        return self.grouping.first_reader(i)
 
     def last_use(self, parameter: fx.Node) -> tuple[fx.Node, Moving] | None:
         """The op that gives a parameter's first gradient, and what moves for it; None if no op does."""
