@@ -139,3 +139,15 @@ def test_a_bucket_is_reduced_before_backward_reaches_weights_that_move_nowhere(m
 def test_interleaved_pieces_of_a_gradient_are_copied_before_they_are_sent(mesh: DeviceMesh) -> None:
     live, predicted = live_and_predicted(nn.Linear(256, 256), {"input": torch.rand(16, 256)}, mesh, constraints="fsdp")
     assert live <= predicted
+
+
+@pytest.mark.parametrize("mesh", ["2"], indirect=True)
+def test_a_weight_that_all_blocks_read_has_no_counterparts_in_their_shared_buckets(mesh: DeviceMesh) -> None:
+    blocks = [nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU()) for _ in range(4)]
+    for block in blocks:
+        block[1] = blocks[0][1]
+    live, predicted = live_and_predicted(
+        nn.Sequential(*blocks), {"input": torch.rand(16, 256)}, mesh, constraints="fsdp"
+    )
+    assert live <= predicted * 1.001
+    assert predicted <= live * 1.1

@@ -268,14 +268,19 @@ class Grouping:
         if found is None:
             tensor, memory, node = tensor_of(ref), self._memory, ref.node
             kinds = tensor.dtype, memory.stored_dtype(node), memory.is_trainable(node), tensor.requires_grad
-            found = self._forms[ref] = (tuple(tensor.shape), *kinds, self._share[self._home[node]])
+            found = self._forms[ref] = (tuple(tensor.shape), *kinds, self._share_of(node))
         return found
 
     def bucket_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
         """The bytes that this parameter and its counterparts have in one bucket, in all blocks that share the bucket.
         Without a backward this parameter alone, since blocks that have run have freed theirs."""
-        share = self._share[self._home[ref.node]]
+        share = self._share_of(ref.node)
         return self._part_bytes(ref, wanted, itemsize, share if self._memory.train else min(1.0, share))
+
+    def _share_of(self, parameter: fx.Node) -> float:
+        """As `_share`, of a parameter: one that several regions read has no counterparts in other blocks."""
+        share = self._share[self._home[parameter]]
+        return min(1.0, share) if self.shared(parameter) else share
 
     def one_of_bucket(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
         """As `bucket_bytes`, but of one block alone."""
