@@ -2,9 +2,10 @@
 
 For the points v in the order of the ops, D(v) is what grows and shrinks from op to op: bytes that ops up to v keep, and
 gradients of parameters whose last reader is v or a later op, which wait for their bucket. W is at least D(v) plus what
-lives at v alone. Each phase (`cost.memory.on_the_way`) has a W of its own: the points before backward reaches an op
-that reads a gathered parameter, the landing of the parameter at that op, the points since, and the reduction, when all
-gradients of the stage are there, with those of activations that its backward leaves to the stage before.
+lives at v alone. Each phase (`cost.memory.backward_transfers`) has a W of its own: the points before backward reaches
+an op that reads a gathered parameter, the landing of the parameter at that op, the points since, and the reduction,
+when all gradients of the stage are there, with those of activations that its backward leaves to the stage before. A
+bucket may be reduced after the backward of any weight's reader, if no weight that ops before read moves.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from autopar.cost.memory.moving import moving
-from autopar.cost.memory.on_the_way import Phase
+from autopar.cost.memory.backward_transfers import Phase
 from autopar.cost.memory.point import Point
+from autopar.cost.memory.transfer_bytes import transfer_bytes
 from autopar.graph import TensorRef
 from autopar.solver.memory.alive import Alive
 from autopar.solver.memory.limits import limit_of
@@ -84,7 +85,9 @@ class Points:
             return found, found, next_one
         most = self._most(number, pieces_behind, bound)
         behind_others = [
-            one | self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
+            one | self._fullest_at(data, most, bound, counting, one)
+            if most and level < data.block.brought_until
+            else one
             for level, (counting, one) in enumerate(zip(self._levels(number), found, strict=True))
         ]
         return found, behind_others, next_one
@@ -97,18 +100,18 @@ class Points:
         stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
         shared = {} if last else self.shared
         pieces, pieces_behind = Pieces(), Pieces()
-        brought, unkept = dict(data.brought.get(-1, {})), dict(data.unkept.get(-1, {}))
+        brought, unkept = dict(data.block.brought.get(-1, {})), dict(data.block.unkept.get(-1, {}))
         current, begin, begins = start, -1, self.begins(stage)
         for member in stage.ops:
             node, begin = self.problem.ops[member].node, begins[member]
             behind_reads = grouping.last_reader(grouping.region(node)) - self.lifetimes.position[node]
-            change = dict(data.block.get(member, {}))
-            for variable, size in data.parameters.get(member, {}).items():
+            change = dict(data.block.by_op.get(member, {}))
+            for variable, size in data.block.parameters_by_op.get(member, {}).items():
                 add(change, variable, size)
             if change:
                 current = self.chain(current, change)
-            brought = total(brought, data.brought.get(member, {}))
-            unkept = total(unkept, data.unkept.get(member, {}))
+            brought = total(brought, data.block.brought.get(member, {}))
+            unkept = total(unkept, data.block.unkept.get(member, {}))
             given = total({v: -c for v, c in self.waiting.get(member, {}).items()}, shared.get(member, {}))
             for point, kind, behind in self._cases(member, stage.count):
                 if point.view and not self.alive.converts(member, point, kind):
@@ -145,7 +148,7 @@ class Points:
             for flow in by_reader[node]:
                 ref = self.problem.ref(flow.tensor)
                 for (port, wanted), variable in flow.pairs.items():
-                    if moving(memory, grouping, ref, port[0], wanted, regather=port[1]).reduction:
+                    if transfer_bytes(memory, grouping, ref, port[0], wanted, regather=port[1]).reduction:
                         off = off | {variable: -limit}
             yield self.lifetimes.position[behind], off
 
@@ -156,7 +159,7 @@ class Points:
         for member in stage.ops:
             if self.lifetimes.position[self.problem.ops[member].node] >= position:
                 return found
-            found = total(found, total(data.block.get(member, {}), data.parameters.get(member, {})))
+            found = total(found, total(data.block.by_op.get(member, {}), data.block.parameters_by_op.get(member, {})))
         return Expression()
 
     def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:
@@ -219,7 +222,7 @@ class Points:
                 if variable is None or its_phase is not phase:
                     continue
                 terms: Expression = {variable: UNIT}
-                for spans, sign, behind in ((data.freed, -1.0, 1), (data.besides, 1.0, 0)):
+                for spans, sign, behind in ((data.block.freed, -1.0, 1), (data.block.besides, 1.0, 0)):
                     for (its, span), some in spans.items():
                         if begin is not None and span[behind] < begin + 1 - behind:
                             for one, size in some.items():

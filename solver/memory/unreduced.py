@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.cost.memory.moving import moving
+from autopar.cost.memory.transfer_bytes import transfer_bytes
 from autopar.cost.traffic import in_segment
 from autopar.solver.memory.stage_bytes import add
 from autopar.solver.model import Model
@@ -28,7 +28,7 @@ def unreduced(model: Model) -> Expression:
             continue
         sizes: dict[int, int] = {}
         for (port, wanted), variable in flow.pairs.items():
-            one = moving(memory, grouping, ref, port[0], wanted, regather=port[1])
+            one = transfer_bytes(memory, grouping, ref, port[0], wanted, regather=port[1])
             if one.reduction and one.accumulated:
                 sizes[variable] = one.accumulated
                 alike.setdefault((flow.tensor.source, (port, wanted)), (one.accumulated, []))[1].append(variable)
@@ -51,7 +51,7 @@ def summed_as_stored(model: Model) -> Expression:
             continue
         by_size: dict[int, list[int]] = {}
         for (port, wanted), variable in flow.pairs.items():
-            one = moving(memory, grouping, ref, port[0], wanted, regather=port[1])
+            one = transfer_bytes(memory, grouping, ref, port[0], wanted, regather=port[1])
             if not one.reduction and one.accumulated:
                 by_size.setdefault(one.accumulated, []).append(variable)
         for size, variables in by_size.items():

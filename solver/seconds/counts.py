@@ -20,9 +20,9 @@ class Counts:
         """The expressions (of `StageBytes`) that sum up the bytes that blocks keep, each with the level from which on
         blocks count and the number of last blocks of that level that are left out, fewest first."""
         data, many = self.stages[stage], self.problem.stages[stage].count
-        found = [(data.held, 0, 0)]
-        found += [(target, level, 1) for level, target in enumerate(data.held_but_one) if many > 1]
-        return [*found, (data.held_but_two, 0, 2)] if many > 2 else found
+        found = [(data.kept.all_blocks, 0, 0)]
+        found += [(target, level, 1) for level, target in enumerate(data.kept.but_last) if many > 1]
+        return [*found, (data.kept.but_last_two, 0, 2)] if many > 2 else found
 
     def least(self, level: int, left_out: int) -> float:
         """The least value of a count: if no block is at a level, the count without that level's last block is -1."""

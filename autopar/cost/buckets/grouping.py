@@ -22,7 +22,7 @@ from autopar.layout import Layout
 
 if TYPE_CHECKING:
     from autopar.cost.memory.forward_part import ForwardPart
-    from autopar.cost.memory.moving import Moving
+    from autopar.cost.memory.transfer_bytes import TransferBytes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Grouping:
         self._memory, self.repeats = memory, tuple(repeats)
         self.full_bytes = memory.bucket_bytes
         self._forms: dict[TensorRef, tuple[object, ...]] = {}
-        self.moved: dict[tuple[object, ...], Moving] = {}  # a cache of `cost.memory.moving`
+        self.transfers: dict[tuple[object, ...], TransferBytes] = {}  # a cache of `cost.memory.transfer_bytes`
         self._divided: dict[frozenset[int], Grouping] = {}
         filled: dict[int, list[fx.Node]] = {}
         for node in nodes:
