@@ -1,7 +1,7 @@
 """Two cases of memory rows: small blocks share buckets, but a block recomputed as a whole has a bucket of its own.
 
 Stages are together if any of their blocks share a bucket. k tells whether any block of stages that are together is not
-recomputed as a whole; if k = 0, each bucket on its way is that of one block. The rows of `solver.memory.peaks` with
+recomputed as a whole; if k = 0, each bucket in flight is that of one block. The rows of `solver.memory.peaks` with
 shared buckets are switched off then. Those with own buckets always hold, since they are implied by the rows with shared
 ones where these are on. Other stages see T bytes of the blocks: S in shared buckets, or s in own ones::
 

@@ -1,6 +1,6 @@
 """Memory rows of a training step's forward, for the regions where it may hold the peak (`cost.memory.forward_part`).
 
-K(v) is what a block's ops up to v keep (`solver.memory.rows`); what else is there at v, with parameters on their way,
+K(v) is what a block's ops up to v keep (`solver.memory.rows`); what else is there at v, with parameters in flight,
 is that of `solver.memory.forward_rows`::
 
     W_0 >= K(v) + alive(v) + copies(v) + moving(v)          W_l: as in backward
@@ -26,7 +26,7 @@ from autopar.solver.memory.sums import Sums
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression, Flow
 
-_BLOCK = Phase.SINCE  # the one phase of all points here: what is on its way is already among their bytes
+_BLOCK = Phase.SINCE  # the one phase of all points here: what is in flight is already among their bytes
 
 
 class ForwardPeaks:

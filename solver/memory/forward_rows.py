@@ -221,7 +221,7 @@ class _Block:
             self._row(member, Phase.LANDING, [before, self.of.points.alive.passing(point), given], (*pending, *later))
 
     def _switched_off(self, seen: Sequence[Read]) -> Expression:
-        """Terms that disable a row's bytes on their way (big M) where any of the parameters already `seen` moves."""
+        """Terms that disable a row's bytes in flight (big M) where any of the parameters already `seen` moves."""
         found: Expression = {}
         limit = sum(self.of.copies.most(*bucket) * many for bucket, many in self.moved[Phase.BEFORE])
         limit += self.of.copies.most("arriving", self.alike.own)
@@ -233,7 +233,7 @@ class _Block:
         return found
 
     def _row(self, member: int, phase: Phase, parts: Sequence[Expression], own: tuple[Read, ...] = ()) -> None:
-        """Give a sum of `parts` and what is on its way to the sink; `own`: the region's reads that the bytes that land
+        """Give a sum of `parts` and what is in flight to the sink; `own`: the region's reads that the bytes that land
         or arrive are for."""
         terms: Expression = {}
         for part in parts:

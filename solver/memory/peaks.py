@@ -139,7 +139,7 @@ class Peaks:
         blocks: Sequence[PhaseSums],
     ) -> None:
         """Add the rows of a stage's first block, if it is of this level: the gradients of all other blocks are there.
-        `blocks`: the cases of what is on its way after a block."""
+        `blocks`: the cases of what is in flight after a block."""
         stage, here = self.model.problem.stages[number], f"backward of stage {number}, first block"
         whole = bool(level and level == stage.depth)
         limit = limit_of(self.model, stage) if stage.depth > 1 else 0.0
@@ -214,7 +214,7 @@ class Peaks:
             self._cases(name, parts, only, self.transfers.blocks(number), if_so, right + limit)
 
     def _of_level(self, number: int, q: int) -> Iterator[tuple[list[PhaseSums], list[PhaseSums], Expression, float]]:
-        """Yield the cases of what is on its way after a stage's last block and after its other blocks, with terms and a
+        """Yield the cases of what is in flight after a stage's last block and after its other blocks, with terms and a
         right side that switch their rows off: where no block of the stage is the first of a bucket, buckets are reduced
         only if recompute divides them, for which a block must be of the level (`q` is 1)."""
         apart = bool(self.transfers.dividing(number))

@@ -83,7 +83,7 @@ class StageTransfers:
         return self.division.arriving(stage, own)
 
     def last_block(self, stage: int, *, divided: bool = True) -> PhaseSums:
-        """What is on its way in each phase of the backward of a stage's last block. `divided`: count the reductions
+        """What is in flight in each phase of the backward of a stage's last block. `divided`: count the reductions
         that follow if recompute divides a bucket; else a bucket is reduced only after the first of its blocks."""
         return self._of(self.first[stage] + self.stages[stage].count - 1, divided=divided)
 

@@ -247,7 +247,7 @@ class PlannedBytes:
         return node, max(transfers, key=lambda transfer: transfer.waiting)
 
     def kept_parameters(self, node: fx.Node) -> dict[ParameterCopy, int]:
-        """Copies of parameters that an op keeps until its backward; those gathered again count as on their way."""
+        """Copies of parameters that an op keeps until its backward; those gathered again count as in flight."""
         memory = self.memory
         sizes: dict[ParameterCopy, int] = {}
         for j in memory.saved(node)[0]:
