@@ -12,6 +12,7 @@ from autopar.cost.memory.momentary import (
     awaited_bytes,
     not_while_converting_bytes,
     own_bytes,
+    reads_another_than_kept,
     slices_beside,
 )
 from autopar.cost.memory.point import Point, Read
@@ -34,7 +35,7 @@ class Alive:
     def __init__(self, model: Model) -> None:
         self.model, self.problem = model, model.problem
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
-        self._conversions: dict[tuple[Flow, bool, bool], int | None] = {}
+        self._conversions: dict[tuple[Flow, bool, bool, bool], int | None] = {}
         self._sums: dict[frozenset[tuple[int, float]], int] = {}
         self._flow_bytes: dict[tuple[Flow, BytesOf], Expression] = {}
         self._aparts: dict[tuple[Flow, Flow], int] = {}
@@ -225,12 +226,20 @@ class Alive:
     def _converted(self, flows: Sequence[Flow], point: Point) -> int | None:
         """`conversion_bytes` of one tensor that an op reads, as a variable in MiB; None where it is 0."""
         slices = not point.backward and slices_beside(self.memory, point.node, self.problem.ref(flows[0].tensor))
-        key = flows[0], point.backward, slices
+        another = not point.backward and reads_another_than_kept(
+            self.memory, point.node, self.problem.ref(flows[0].tensor)
+        )
+        key = flows[0], point.backward, slices, another
         if key not in self._conversions:
-            moving = [self._counts(flow, slices, backward=point.backward) for flow in flows]
+            moving = [self._counts(flow, slices or another, backward=point.backward) for flow in flows]
             one = None
             if any((moves & (flow.numbers >= 0)).any() for moves, flow in zip(moving, flows, strict=True)):
-                if flows[0].tensor.kind == "each":  # a tensor of every block, each converted by itself
+                if another:
+                    terms = Linear()
+                    for flow, moves in zip(flows, moving, strict=True):
+                        copies = self._converted_copy(flow, moves)
+                        terms.add(*copies.terms(flow.use.times if flow.tensor.kind == "each" else 1))
+                elif flows[0].tensor.kind == "each":  # a tensor of every block, each converted by itself
                     terms = Linear()
                     for flow, moves in zip(flows, moving, strict=True):
                         terms.add(*self._one_read(flow, moves).terms(flow.use.times))
@@ -240,6 +249,13 @@ class Alive:
                 self.model.program.equal_to_sum("converted", one, terms.terms())
             self._conversions[key] = one
         return self._conversions[key]
+
+    def _converted_copy(self, flow: Flow, moves: Array) -> Linear:
+        """The bytes of what a conversion makes, by its flows."""
+        terms, ref, at = Linear(), self.problem.ref(flow.tensor), (flow.numbers >= 0) & moves
+        sizes = np.array([self.memory.local_bytes(ref, layout) for layout in flow.wanted]) / UNIT
+        terms.add(flow.numbers[at], np.broadcast_to(sizes[None, :], at.shape)[at])
+        return terms
 
     def _one_read(self, flow: Flow, moves: Array) -> Linear:
         """The tensor's bytes by its maker's choices, less those of flows that convert nothing: of these there are fewer

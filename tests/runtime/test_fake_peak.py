@@ -151,3 +151,12 @@ def test_a_weight_that_all_blocks_read_has_no_counterparts_in_their_shared_bucke
     )
     assert live <= predicted * 1.001
     assert predicted <= live * 1.1
+
+
+@pytest.mark.parametrize("mesh", ["2, 2"], indirect=True)
+def test_an_activation_that_is_kept_as_it_was_made_is_there_twice_where_an_op_reads_it_whole(mesh: DeviceMesh) -> None:
+    layers = nn.LayerNorm(32), nn.Linear(32, 32), nn.ReLU()
+    live, predicted = live_and_predicted(
+        nn.Sequential(*layers), {"input": torch.rand(16, 4, 32)}, mesh, constraints="fsdp"
+    )
+    assert live <= predicted * 1.002

@@ -185,6 +185,12 @@ class Lifetimes:
         kept = self._first_saver.get(root, len(self._all)) <= self.position[node]
         return not kept and not self.memory.is_parameter(root.node)
 
+    def is_kept_by_maker(self, ref: TensorRef) -> bool:
+        """Whether the op that makes a tensor's storage keeps it for backward; False for inputs and parameters."""
+        root = self.memory.roots[ref]
+        model = TensorRef(self._model_of(root.node), root.index)
+        return in_segment(root.node) and self._first_saver.get(model) == self.position[model.node]
+
     def _model_of(self, node: fx.Node) -> fx.Node:
         """The model block's node in place of a node of a fold's middle block; other nodes stay."""
         fold = self._fold_of(node)

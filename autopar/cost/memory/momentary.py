@@ -100,11 +100,14 @@ def not_while_converting_bytes(lifetimes: Lifetimes, point: Point, strategy: Str
 
 def conversion_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
     """Bytes of an input, or its gradient, in its maker's layout, where these count beside the converted tensor: where
-    collectives convert it and, in forward, also where the op reads a slice of it."""
+    collectives convert it and, in forward, also where the op reads a slice of it. Where the tensor is kept as it was
+    made, but not the converted one, bytes of the latter."""
     ends = _ends(memory, point, ref, source, wanted)
     if ends is None:
         return 0
     another, moves = _makes(memory, ref, *ends, backward=point.backward)
+    if not point.backward and reads_another_than_kept(memory, point.node, ref):
+        return memory.local_bytes(ref, ends[1]) if another else 0
     counts = moves or (another and not point.backward and slices_beside(memory, point.node, ref))
     return memory.local_bytes(ref, ends[0]) if counts else 0
 
@@ -121,6 +124,13 @@ def _makes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layout, *
 def slices_beside(memory: StepMemory, node: fx.Node, ref: TensorRef) -> bool:
     """Whether a tensor counts beside the slice of it that an op reads: if it is not there anyway."""
     return memory.roots[ref].node.op not in ("placeholder", "get_attr") and memory.lifetimes.is_unkept(node, ref)
+
+
+def reads_another_than_kept(memory: StepMemory, node: fx.Node, ref: TensorRef) -> bool:
+    """Whether a tensor that an op reads is kept by the op that made it, as it was made, and not by this one: if it is
+    converted, nobody keeps what this op reads."""
+    saved = {memory.inputs[node][j] for j in memory.saved(node)[0]}
+    return ref not in saved and memory.lifetimes.is_kept_by_maker(ref)
 
 
 def awaited_bytes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layout) -> int:
