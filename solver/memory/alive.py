@@ -50,12 +50,12 @@ class Alive:
 
     def _by_reader(self) -> Iterable[list[Flow]]:
         """Lists of the flows of one tensor to one op; none for parameters."""
-        found: dict[tuple[int, int, str, int], list[Flow]] = {}
+        by_reader: dict[tuple[int, int, str, int], list[Flow]] = {}
         for flow in self.model.flows:
             tensor = flow.tensor
             if not self.memory.is_parameter(self.problem.ops[tensor.source].node):
-                found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
-        return found.values()
+                by_reader.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
+        return by_reader.values()
 
     def _read(self, member: int, kind: str) -> Iterable[list[Flow]]:
         """The flows into an op of a stage's first block (`kind` "first"), or of a later one ("next"), which reads the
@@ -66,51 +66,51 @@ class Alive:
 
     def at(self, member: int, point: Point, kind: str) -> Expression:
         """All bytes that live only at this point."""
-        found: Expression = {}
+        terms: Expression = {}
         for variable, choice in zip(self.model.x[member], self.problem.ops[member].choices, strict=True):
-            add(found, variable, own_bytes(self.lifetimes, point, choice.strategy))
+            add(terms, variable, own_bytes(self.lifetimes, point, choice.strategy))
         for variable, size in self.passing(point).items():
-            add(found, variable, size)
+            add(terms, variable, size)
         for flows in self._read(member, kind):
             converted = self._converted(flows, point)
             if converted is not None:
-                add(found, converted, UNIT)
+                add(terms, converted, UNIT)
         staged = self._staged(member, point, kind)
         if staged is not None:
-            add(found, staged, UNIT)
-        return found
+            add(terms, staged, UNIT)
+        return terms
 
     def converts(self, member: int, point: Point, kind: str) -> bool:
         """Whether conversions of what the op reads take bytes at a point."""
         converted = (self._converted(flows, point) for flows in self._read(member, kind))
-        return any(one is not None for one in converted) or self._staged(member, point, kind) is not None
+        return any(variable is not None for variable in converted) or self._staged(member, point, kind) is not None
 
     def given(self, member: int, point: Point, kind: str) -> Expression:
         """The inputs that no op before this one keeps: bytes of each in its maker's layout and in the wanted one."""
-        found: Expression = {}
+        terms: Expression = {}
         unsaved = self.lifetimes.unsaved(point.node)
         for flow in (flow for flows in self._read(member, kind) for flow in flows):
             if flow.use.index in unsaved:
                 ref = self.problem.ref(flow.tensor)
                 for ((layout, _), wanted), variable in flow.pairs.items():
                     layouts = (wanted,) if is_cast_input(ref.node) else (layout, wanted)
-                    copies = {self.memory.copy(ref, one) for one in layouts}
-                    add(found, variable, flow.use.times * sum(map(self.memory.copy_bytes, copies)))
-        return found
+                    copies = {self.memory.copy(ref, read_as) for read_as in layouts}
+                    add(terms, variable, flow.use.times * sum(map(self.memory.copy_bytes, copies)))
+        return terms
 
     def passing(self, point: Point) -> Expression:
         """Values or gradients of other tensors that live at a point, and in backward the gradients of the op's
         outputs."""
-        found: Expression = {}
+        terms: Expression = {}
         for ref in point.passing:
-            self._add_as_made(found, ref)
+            self._add_as_made(terms, ref)
         for read in point.awaited if not self.model.bare else ():
-            self._add_sum(found, "awaited", self._by_flow(read, awaited_bytes))
+            self._add_sum(terms, "awaited", self._by_flow(read, awaited_bytes))
         for reads in point.apart if not self.model.bare else ():
-            self._add_sum(found, "apart", self._apart(*reads))
-        return found
+            self._add_sum(terms, "apart", self._apart(*reads))
+        return terms
 
-    def _add_sum(self, found: Expression, name: str, terms: Expression) -> None:
+    def _add_sum(self, target: Expression, name: str, terms: Expression) -> None:
         """Add a sum that several points may have: as a shared variable, unless it has few terms."""
         if len(terms) > _FEW:
             key = frozenset(terms.items())
@@ -120,15 +120,15 @@ class Alive:
                 self.model.program.equal(name, [(self._sums[key], -1.0), *bytes_], 0.0)
             terms = {self._sums[key]: UNIT}
         for variable, size in terms.items():
-            add(found, variable, size)
+            add(target, variable, size)
 
     def _by_flow(self, read: Read, bytes_of: BytesOf) -> Expression:
         """`bytes_of` a read as a sum over the flows that it can take."""
         key = self._flow(read), bytes_of
         if key not in self._flow_bytes:
-            found = self._flow_bytes[key] = {}
+            sizes = self._flow_bytes[key] = {}
             for ((layout, _), wanted), variable in key[0].pairs.items():
-                add(found, variable, bytes_of(self.memory, read.tensor, layout, wanted))
+                add(sizes, variable, bytes_of(self.memory, read.tensor, layout, wanted))
         return self._flow_bytes[key]
 
     def _apart(self, read: Read, to_come: Read | None = None) -> Expression:
@@ -155,14 +155,14 @@ class Alive:
         """The flow that stands for a read."""
         (maker, output), (reader, place) = read
         key = self.problem.op_of[maker], output, self.problem.op_of[reader]
-        found = self.reads.get((*key, place))
-        return found if found is not None else self.reads[key]
+        flow = self.reads.get((*key, place))
+        return flow if flow is not None else self.reads[key]
 
-    def _add_as_made(self, found: Expression, ref: TensorRef) -> None:
+    def _add_as_made(self, target: Expression, ref: TensorRef) -> None:
         """Add the bytes of a tensor in the layouts of its maker's choices."""
         source = self.problem.op_of[ref.node]
         for variable, choice in zip(self.model.x[source], self.problem.ops[source].choices, strict=True):
-            add(found, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
+            add(target, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
 
     def _staged(self, member: int, point: Point, kind: str) -> int | None:
         """What the largest conversion stages for its collectives, beyond those bytes of the point that are not there
@@ -176,17 +176,17 @@ class Alive:
             gone: Expression = {}
             for ref in others:
                 self._add_as_made(gone, ref)
-            one, program = None, self.model.program
+            staged, program = None, self.model.program
             for flow in (flow for flows in self._read(member, kind) for flow in flows):
                 terms = self._staged_by(flow, np.array(missing), backward=point.backward)
                 if terms is None:
                     continue
-                one = program.variable("staged", upper=None, whole=False) if one is None else one
+                staged = program.variable("staged", upper=None, whole=False) if staged is None else staged
                 for variable, size in gone.items():
                     terms.add(variable, -size / UNIT)
                 variables, sizes = terms.terms()
-                program.entries.many(program.at_least("staged", [(one, 1.0)], 0.0), variables, -sizes)
-            self._stagings[key] = one
+                program.entries.many(program.at_least("staged", [(staged, 1.0)], 0.0), variables, -sizes)
+            self._stagings[key] = staged
         return self._stagings[key]
 
     def _staged_by(self, flow: Flow, missing: Array, *, backward: bool) -> Linear | None:
@@ -204,8 +204,8 @@ class Alive:
         if backward:  # slices of gradients
             another = table.makes_another(ports, flow.wanted, backward=True) & (_collectives(flow, backward=True) == 0)
             sizes = np.maximum(sizes, np.where(another, self._sizes(flow)[:, None] * UNIT, 0))
-        wants = [np.array(some) for some in self.model.costs.wanted(flow.tensor, flow.use).values()]
-        least = np.array([missing[some].min() for some in wants])
+        wants = [np.array(choices) for choices in self.model.costs.wanted(flow.tensor, flow.use).values()]
+        least = np.array([missing[choices].min() for choices in wants])
         at = (flow.numbers >= 0) & (sizes > least)
         if not at.any():
             return None
@@ -225,56 +225,53 @@ class Alive:
 
     def _converted(self, flows: Sequence[Flow], point: Point) -> int | None:
         """`conversion_bytes` of one tensor that an op reads, as a variable in MiB; None where it is 0."""
-        slices = not point.backward and slices_beside(self.memory, point.node, self.problem.ref(flows[0].tensor))
-        another = not point.backward and reads_another_than_kept(
-            self.memory, point.node, self.problem.ref(flows[0].tensor)
-        )
+        ref, forward = self.problem.ref(flows[0].tensor), not point.backward
+        slices = forward and slices_beside(self.memory, point.node, ref)
+        another = forward and reads_another_than_kept(self.memory, point.node, ref)
         key = flows[0], point.backward, slices, another
         if key not in self._conversions:
-            moving = [self._counts(flow, slices or another, backward=point.backward) for flow in flows]
-            one = None
-            if any((moves & (flow.numbers >= 0)).any() for moves, flow in zip(moving, flows, strict=True)):
-                if another:
-                    terms = Linear()
-                    for flow, moves in zip(flows, moving, strict=True):
-                        copies = self._converted_copy(flow, moves)
-                        terms.add(*copies.terms(flow.use.times if flow.tensor.kind == "each" else 1))
-                elif flows[0].tensor.kind == "each":  # a tensor of every block, each converted by itself
-                    terms = Linear()
-                    for flow, moves in zip(flows, moving, strict=True):
-                        terms.add(*self._one_read(flow, moves).terms(flow.use.times))
+            converting = [self._counts(flow, slices or another, backward=point.backward) for flow in flows]
+            variable = None
+            if any((converts & (flow.numbers >= 0)).any() for converts, flow in zip(converting, flows, strict=True)):
+                of_each = flows[0].tensor.kind == "each"  # a tensor of every block, each converted by itself
+                if another or of_each:
+                    terms, read = Linear(), self._converted_copy if another else self._one_read
+                    for flow, converts in zip(flows, converting, strict=True):
+                        terms.add(*read(flow, converts).terms(flow.use.times if of_each else 1))
+                elif len(flows) == 1:
+                    terms = self._one_read(flows[0], converting[0])
                 else:
-                    terms = self._one_read(flows[0], moving[0]) if len(flows) == 1 else self._several(flows, moving)
-                one = self.model.program.variable("converted", upper=None, whole=False)
-                self.model.program.equal_to_sum("converted", one, terms.terms())
-            self._conversions[key] = one
+                    terms = self._several(flows, converting)
+                variable = self.model.program.variable("converted", upper=None, whole=False)
+                self.model.program.equal_to_sum("converted", variable, terms.terms())
+            self._conversions[key] = variable
         return self._conversions[key]
 
-    def _converted_copy(self, flow: Flow, moves: Array) -> Linear:
+    def _converted_copy(self, flow: Flow, converts: Array) -> Linear:
         """The bytes of what a conversion makes, by its flows."""
-        terms, ref, at = Linear(), self.problem.ref(flow.tensor), (flow.numbers >= 0) & moves
+        terms, ref, at = Linear(), self.problem.ref(flow.tensor), (flow.numbers >= 0) & converts
         sizes = np.array([self.memory.local_bytes(ref, layout) for layout in flow.wanted]) / UNIT
         terms.add(flow.numbers[at], np.broadcast_to(sizes[None, :], at.shape)[at])
         return terms
 
-    def _one_read(self, flow: Flow, moves: Array) -> Linear:
+    def _one_read(self, flow: Flow, converts: Array) -> Linear:
         """The tensor's bytes by its maker's choices, less those of flows that convert nothing: of these there are fewer
         than of flows that convert."""
         terms, sizes = Linear(), self._sizes(flow)
-        for size, ones in zip(sizes, self.model.ends(flow.tensor).values(), strict=True):
-            for variable in ones:
+        for size, choices in zip(sizes, self.model.ends(flow.tensor).values(), strict=True):
+            for variable in choices:
                 terms.add(variable, size)
-        still = (flow.numbers >= 0) & ~moves
-        terms.add(flow.numbers[still], -np.broadcast_to(sizes[:, None], still.shape)[still])
+        unconverted = (flow.numbers >= 0) & ~converts
+        terms.add(flow.numbers[unconverted], -np.broadcast_to(sizes[:, None], unconverted.shape)[unconverted])
         return terms
 
-    def _several(self, flows: Sequence[Flow], moving: Sequence[Array]) -> Linear:
+    def _several(self, flows: Sequence[Flow], converting: Sequence[Array]) -> Linear:
         """Of an op that reads a tensor several times (x * x): reads that want one layout share a conversion."""
         places = {layout: i for i, layout in enumerate(dict.fromkeys(w for flow in flows for w in flow.wanted))}
         grids = []
-        for flow, moves in zip(flows, moving, strict=True):
+        for flow, converts in zip(flows, converting, strict=True):
             grid = np.full((len(flow.ports), len(places)), -1)
-            grid[:, [places[layout] for layout in flow.wanted]] = np.where(moves, flow.numbers, -1)
+            grid[:, [places[layout] for layout in flow.wanted]] = np.where(converts, flow.numbers, -1)
             grids.append(grid)
         at, variables = largest(self.model.program, grids)
         terms = Linear()

@@ -30,16 +30,16 @@ class Division:
         self.model, self.program, self.grouping = model, model.program, model.problem.grouping
         stages = model.problem.stages
         stage_of = [i for i, stage in enumerate(stages) for _ in range(stage.count)]
-        groups = [{stage_of[one] for one in self.grouping.together(region)} for region in range(len(stage_of))]
+        groups = [{stage_of[other] for other in self.grouping.together(region)} for region in range(len(stage_of))]
         self._together: list[frozenset[int]] = [frozenset()] * len(stages)  # by stage, empty where nothing is shared
-        some: set[int] = set()
+        together: set[int] = set()
         for region, group in enumerate(groups):  # in order: stages that are together follow one another
-            some = (some | group) if some & group else set(group)
+            together = (together | group) if together & group else set(group)
             if self.grouping.shares(region):
-                for stage in some:
-                    self._together[stage] = frozenset(some)
+                for stage in together:
+                    self._together[stage] = frozenset(together)
         for stage, with_it in enumerate(self._together):
-            if not all(stages[one].depth for one in with_it):
+            if not all(stages[other].depth for other in with_it):
                 self._together[stage] = frozenset()
         self._buckets: dict[frozenset[int], set[int]] = {}  # by stages, the first regions of each
         for region, stage in enumerate(stage_of):
@@ -55,37 +55,37 @@ class Division:
 
     def kept(self, stage: int) -> int:
         """k of the module docstring, for the stages together with this one."""
-        some = self._together[stage]
-        if some not in self._kept:
-            each = [self.model.kept(one) for one in sorted(some)]
-            self._kept[some] = each[0]
-            if len(each) > 1:
-                self._kept[some] = self.program.variable("k", upper=1.0, whole=False)
-                for one in each:
-                    self.program.at_least("k", [(self._kept[some], 1.0), (one, -1.0)], 0.0)
-        return self._kept[some]
+        together = self._together[stage]
+        if together not in self._kept:
+            by_stage = [self.model.kept(other) for other in sorted(together)]
+            self._kept[together] = by_stage[0]
+            if len(by_stage) > 1:
+                self._kept[together] = self.program.variable("k", upper=1.0, whole=False)
+                for kept in by_stage:
+                    self.program.at_least("k", [(self._kept[together], 1.0), (kept, -1.0)], 0.0)
+        return self._kept[together]
 
     def seen(self, stage: int, shared: int | None, own: int | None, most: float) -> int | None:
         """T of the module docstring, from S (`shared`, at most `most`) and s (`own`), in MiB."""
         if shared is None or not most:
             return shared
-        found = self.program.variable("seen", upper=None, whole=False)
-        self.program.at_least("seen", [(found, 1.0), (shared, -1.0), (self.kept(stage), -most)], -most)
+        seen = self.program.variable("seen", upper=None, whole=False)
+        self.program.at_least("seen", [(seen, 1.0), (shared, -1.0), (self.kept(stage), -most)], -most)
         if own is not None:
-            self.program.at_least("seen", [(found, 1.0), (own, -1.0)], 0.0)
-        return found
+            self.program.at_least("seen", [(seen, 1.0), (own, -1.0)], 0.0)
+        return seen
 
     def arriving(self, stage: int, own: Callable[[int], list[tuple[int | None, float]]]) -> int | None:
         """A of the module docstring; None where there is only one bucket. `own`: what arrives of a stage's own buckets,
         as sums in MiB with an upper bound on each."""
         if len(self._buckets[self._together[stage]]) < 2:
             return None
-        found = self.program.variable("arriving", upper=None, whole=False)
-        for one in sorted(self._together[stage]):
-            sums = own(one)
+        arriving = self.program.variable("arriving", upper=None, whole=False)
+        for other in sorted(self._together[stage]):
+            sums = own(other)
             most = sum(size for _, size in sums)
             terms = [(v, -1.0) for v, _ in sums if v is not None]
-            q = self.model.any_recomputed[one][-1]
+            q = self.model.any_recomputed[other][-1]
             if terms:
-                self.program.at_least("arriving", [(found, 1.0), *terms, (q, -most)], -most)
-        return found
+                self.program.at_least("arriving", [(arriving, 1.0), *terms, (q, -most)], -most)
+        return arriving

@@ -59,18 +59,18 @@ class ForwardCopies:
         self.problem, self.program, self.flows, self.total = model.problem, model.program, flows, total
         self.memory, self.grouping = memory, grouping
         self._fresh: dict[Read, list[tuple[int, TransferBytes, bool]]] = {}
-        self._kept = {parameter for (parameter, _), some in flows.items() if any(map(self._keeps, some))}
+        self._kept = {parameter for (parameter, _), reading in flows.items() if any(map(self._keeps, reading))}
         self._stays: dict[Stay, Expression] = {}
         self._sums: dict[tuple[str, tuple[Read, ...]], int | None] = {}
 
     def copies(self, read: Read, *, moves: bool, leave: bool = False) -> Expression:
         """Bytes of the copies that an op is the first to read: of those that move or, if not `moves`, those that are
         converted on the spot. `leave`: without those that may be kept after their last reader."""
-        found: Expression = {}
-        for variable, one, kept in self._fresh_of(read):
-            if moves == (one.arriving > 0) and not (leave and kept):
-                add(found, variable, one.copied)
-        return found
+        terms: Expression = {}
+        for variable, transfer, kept in self._fresh_of(read):
+            if moves == (transfer.arriving > 0) and not (leave and kept):
+                add(terms, variable, transfer.copied)
+        return terms
 
     def moves(self, reads: Sequence[Read]) -> bool:
         """Whether any copy is made for what some ops are the first to read."""
@@ -82,43 +82,49 @@ class ForwardCopies:
         if stay not in self._stays:
             before = self.by_pair(stay.parameter, stay.before, but_kept=True)
             later = self.by_pair(stay.parameter, stay.later)
-            found = self._stays[stay] = {}
+            terms = self._stays[stay] = {}
             for pair in (pair for pair in before if pair in later):
-                one, some = before[pair][1][0], {*before[pair][1], *later[pair][1]}
-                if len(some) > 1:
-                    one = self.program.variable("stays", whole=False)
+                stays, readers = before[pair][1][0], {*before[pair][1], *later[pair][1]}
+                if len(readers) > 1:
+                    stays = self.program.variable("stays", whole=False)
                     for both in itertools.product(before[pair][1], later[pair][1]):
                         ends = [(variable, -1.0) for variable in set(both)]
-                        self.program.at_least("stays", [(one, 1.0), *ends], 1.0 - len(ends))
-                add(found, one, before[pair][0].copied)
+                        self.program.at_least("stays", [(stays, 1.0), *ends], 1.0 - len(ends))
+                add(terms, stays, before[pair][0].copied)
         return self._stays[stay]
 
-    def sum(self, kind: str, reads: tuple[Read, ...]) -> int | None:
+    def sum(self, field: str, reads: tuple[Read, ...]) -> int | None:
         """A variable for the bytes in a field of `TransferBytes` of the largest bucket of what some ops are the first
         to read, as in `cost.memory.forward_copies`."""
-        if (kind, reads) not in self._sums:
-            moved = [[(one, v) for v, one, _ in self._fresh_of(read) if one.arriving] for read in reads]
-            self._sums[kind, reads] = self.total(kind, moved, kind == "gathered")
-        return self._sums[kind, reads]
+        if (field, reads) not in self._sums:
+            transfers = [
+                [(transfer, v) for v, transfer, _ in self._fresh_of(read) if transfer.arriving] for read in reads
+            ]
+            self._sums[field, reads] = self.total(field, transfers, field == "gathered")
+        return self._sums[field, reads]
 
-    def most(self, kind: str, reads: Sequence[Read]) -> float:
+    def most(self, field: str, reads: Sequence[Read]) -> float:
         """An upper bound on `sum` of the same arguments, in bytes."""
-        return sum(sum(one.alone * getattr(one, kind) for _, one, _ in self._fresh_of(read)) for read in reads)
+        return sum(
+            sum(transfer.alone * getattr(transfer, field) for _, transfer, _ in self._fresh_of(read)) for read in reads
+        )
 
     def _fresh_of(self, read: Read) -> list[tuple[int, TransferBytes, bool]]:
         """The copies that an op is the first to read: each one's variable, what moves for it, and whether an op may
         keep it."""
         if read not in self._fresh:
-            earlier = {pair: list(some) for pair, (_, some) in self.by_pair(read.parameter, read.before).items()}
-            found = self._fresh[read] = []
+            earlier = {
+                pair: list(variables) for pair, (_, variables) in self.by_pair(read.parameter, read.before).items()
+            }
+            fresh = self._fresh[read] = []
             keeps = any(
-                self._keeps(flow) for (it, _), some in self.flows.items() if it == read.parameter for flow in some
+                self._keeps(flow) for (it, _), flows in self.flows.items() if it == read.parameter for flow in flows
             )
             for flow in self.flows.get((read.parameter, read.op), []):
                 for pair, variable in flow.pairs.items():
-                    one, others = self._moving(flow, pair), earlier.get(pair, [])
-                    if one.copied:
-                        found.append((self._first(variable, others), one, keeps and not pair[0][1]))
+                    transfer, others = self._transfer(flow, pair), earlier.get(pair, [])
+                    if transfer.copied:
+                        fresh.append((self._first(variable, others), transfer, keeps and not pair[0][1]))
                     earlier[pair] = [*others, variable]
         return self._fresh[read]
 
@@ -127,25 +133,25 @@ class ForwardCopies:
     ) -> dict[Pair, tuple[TransferBytes, list[int]]]:
         """By storage and wanted layout, what moves for a parameter, and the variables of the ops' flows; `but_kept`:
         without flows to ops that keep it whatever is recomputed."""
-        found: dict[Pair, tuple[TransferBytes, list[int]]] = {}
+        transfers: dict[Pair, tuple[TransferBytes, list[int]]] = {}
         for op in ops:
             for flow in self.flows.get((parameter, op), []):
                 surely = but_kept and self._keeps(flow) and not self.problem.ops[op].again.dropped
                 for pair, variable in flow.pairs.items():
                     if surely and not pair[0][1]:
                         continue
-                    found.setdefault(pair, (self._moving(flow, pair), []))[1].append(variable)
-        return found
+                    transfers.setdefault(pair, (self._transfer(flow, pair), []))[1].append(variable)
+        return transfers
 
     def _first(self, flow: int, earlier: Sequence[int]) -> int:
         """A variable that is at least 1 where a flow is 1 and none of the `earlier` ones is."""
         if not earlier:
             return flow
         fresh = self.program.variable("fresh", whole=False)
-        self.program.at_least("fresh", [(fresh, 1.0), (flow, -1.0), *((one, 1.0) for one in earlier)], 0.0)
+        self.program.at_least("fresh", [(fresh, 1.0), (flow, -1.0), *((variable, 1.0) for variable in earlier)], 0.0)
         return fresh
 
-    def _moving(self, flow: Flow, pair: Pair) -> TransferBytes:
+    def _transfer(self, flow: Flow, pair: Pair) -> TransferBytes:
         (storage, regather), wanted = pair
         ref = self.problem.ref(flow.tensor)
         return transfer_bytes(self.memory, self.grouping, ref, storage, wanted.value(), regather=regather)

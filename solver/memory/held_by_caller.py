@@ -41,32 +41,32 @@ class HeldByCaller:
 
     def add_alone(self, always: Expression) -> None:
         """Add the copies that count nowhere else."""
-        blocks = (block for some in self.kept.values() for one in some for block in one.copies)
+        blocks = (block for tensors in self.kept.values() for tensor in tensors for block in tensor.copies)
         kept = dict.fromkeys(itertools.chain.from_iterable(blocks))  # not a set, whose order changes
         keepers = self._keepers(self.memory.graph.nodes, {root for root, _ in kept})
         alone: Counter[tuple[tuple[Variables, ...], Variables]] = Counter()  # bytes: copies with equal rows are one
         for copy in filter(self.returned.__contains__, kept):
-            others = sorted(variable for _, some in keepers.get(copy, ()) for variable in some)
+            others = sorted(variable for _, variables in keepers.get(copy, ()) for variable in variables)
             alone[(self.returned[copy],), tuple(others)] += self.memory.copy_bytes(copy)
         saving: dict[Copy, dict[Variables, None]] = {}
         for node in (node for node in self.memory.graph.nodes if node in self.memory.savings.holding):
-            for copy, some in self._copies(node).items():
-                saving.setdefault(copy, {})[some] = None
+            for copy, variables in self._copies(node).items():
+                saving.setdefault(copy, {})[variables] = None
         for copy, who in saving.items():
             alone[tuple(who), self.returned.get(copy, ())] += self.memory.copy_bytes(copy)
         for (each, less), size in alone.items():
             add(always, self._alone(each, less), size)
         self._beside(always)
 
-    def _alone(self, each: Sequence[Variables], less: Variables) -> int:
-        """A variable that is 1 if one of the variables of any group in `each` is 1, and none of `less` is."""
-        if len(each) == 1 and len(each[0]) == 1 and not less:
-            return each[0][0]
-        one = self.program.variable("alone")
-        for some in each:
-            terms = [(one, 1.0), *((v, -1.0) for v in some), *((v, 1.0) for v in less if v not in some)]
+    def _alone(self, groups: Sequence[Variables], less: Variables) -> int:
+        """A variable that is 1 if one of the variables of any group in `groups` is 1, and none of `less` is."""
+        if len(groups) == 1 and len(groups[0]) == 1 and not less:
+            return groups[0][0]
+        alone = self.program.variable("alone")
+        for group in groups:
+            terms = [(alone, 1.0), *((v, -1.0) for v in group), *((v, 1.0) for v in less if v not in group)]
             self.program.at_least("alone", terms, 0.0)
-        return one
+        return alone
 
     def _beside(self, always: Expression) -> None:
         """Add the statistics and masks of ops that backward never reaches, and all that replays of these save again."""
@@ -84,67 +84,67 @@ class HeldByCaller:
 
     def add_unkept(self, stages: Sequence[StageBytes]) -> None:
         """Add to each stage what the caller holds of a block that the block's ops do not keep yet, by op."""
-        for number, some in self.kept.items():
+        for number, tensors in self.kept.items():
             nodes = [self.problem.ops[op].node for op in self.problem.stages[number].ops]
-            keepers = self._keepers(nodes, {one.root for one in some})
+            keepers = self._keepers(nodes, {tensor.root for tensor in tensors})
             target, sizes = stages[number].block.unkept, Counter[tuple[Variables, tuple[tuple[int, Variables], ...]]]()
-            for one in some:
-                for variable, size in one.sizes.items():
+            for tensor in tensors:
+                for variable, size in tensor.sizes.items():
                     keep(target, -1, variable, size)
-                for cuts in dict.fromkeys(cuts for _, cuts in one.copies[0]):
-                    self._note(sizes, (one.root, cuts), one, keepers)
-            for (returned, its), size in sizes.items():
+                for cuts in dict.fromkeys(cuts for _, cuts in tensor.copies[0]):
+                    self._note(sizes, (tensor.root, cuts), tensor, keepers)
+            for (returned, keeping), size in sizes.items():
                 before: int | None = None
-                for at, (op, _) in enumerate(its):
-                    there = self._both(returned, [v for _, variables in its[: at + 1] for v in variables])
-                    keep(target, op, there, -size)
+                for at, (op, _) in enumerate(keeping):
+                    kept_by_now = self._both(returned, [v for _, variables in keeping[: at + 1] for v in variables])
+                    keep(target, op, kept_by_now, -size)
                     if before is not None:
                         keep(target, op, before, size)
-                    before = there
+                    before = kept_by_now
 
     def _note(
         self,
         sizes: Counter[tuple[Variables, tuple[tuple[int, Variables], ...]]],
         copy: Copy,
-        one: Kept,
+        tensor: Kept,
         keepers: Mapping[Copy, Sequence[tuple[int, Variables]]],
     ) -> None:
-        choices = [v for v, its in zip(one.sizes, one.copies[0], strict=True) if its[1] == copy[1]]
-        its = tuple(keepers.get(copy, ()))
-        if its:
-            sizes[tuple(choices), its] += min(int(one.sizes[variable]) for variable in choices)
+        choices = [v for v, keeping in zip(tensor.sizes, tensor.copies[0], strict=True) if keeping[1] == copy[1]]
+        keeping = tuple(keepers.get(copy, ()))
+        if keeping:
+            sizes[tuple(choices), keeping] += min(int(tensor.sizes[variable]) for variable in choices)
 
-    def _both(self, some: Iterable[int], others: Iterable[int]) -> int:
-        """A variable that can be 1 only if one of `some` and one of `others` are 1."""
-        one = self.program.variable("kept")
-        for uses in (some, others):
-            self.program.at_most("kept", [(one, 1.0), *((v, -1.0) for v in uses)], 0.0)
-        return one
+    def _both(self, first: Iterable[int], second: Iterable[int]) -> int:
+        """A variable that can be 1 only if one of `first` and one of `second` are 1."""
+        both = self.program.variable("kept")
+        for uses in (first, second):
+            self.program.at_most("kept", [(both, 1.0), *((v, -1.0) for v in uses)], 0.0)
+        return both
 
     def _copies(self, node: fx.Node) -> dict[Copy, Variables]:
         """The copies that the caller holds because of a node, with the variables of the choices that have them."""
-        found: dict[Copy, list[int]] = {}
+        by_copy: dict[Copy, list[int]] = {}
         number = self.problem.op_of[node]
         for variable, choice in zip(self.model.x[number], self.problem.ops[number].choices, strict=True):
             for copy in self.memory.savings.held_copies(node, choice.strategy):
-                found.setdefault(copy, []).append(variable)
-        return {copy: tuple(some) for copy, some in found.items()}
+                by_copy.setdefault(copy, []).append(variable)
+        return {copy: tuple(variables) for copy, variables in by_copy.items()}
 
     def _keepers(
         self, nodes: Iterable[fx.Node], roots: Collection[TensorRef]
     ) -> dict[Copy, list[tuple[int, Variables]]]:
         """By copy of some storages: the ops that keep it, in order, with the variables of their choices that do."""
-        found: dict[Copy, list[tuple[int, Variables]]] = {}
+        keepers: dict[Copy, list[tuple[int, Variables]]] = {}
         for node in (node for node in nodes if roots and node in self.problem.op_of):
             inputs, outputs, _ = self.memory.saved(node)
-            number, mine = self.problem.op_of[node], dict[Copy, list[int]]()
+            number, of_node = self.problem.op_of[node], dict[Copy, list[int]]()
             refs = [(self.memory.inputs[node][j], j, "inputs") for j in inputs]
             refs += [(TensorRef(node, j), j, "outputs") for j in outputs]
-            for ref, j, kind in (one for one in refs if self.memory.roots[one[0]] in roots):
+            for ref, j, kind in (read for read in refs if self.memory.roots[read[0]] in roots):
                 for variable, choice in zip(self.model.x[number], self.problem.ops[number].choices, strict=True):
-                    some = mine.setdefault(self.memory.copy(ref, getattr(choice.strategy, kind)[j]), [])
-                    if variable not in some:
-                        some.append(variable)
-            for copy, some in mine.items():
-                found.setdefault(copy, []).append((number, tuple(some)))
-        return found
+                    variables = of_node.setdefault(self.memory.copy(ref, getattr(choice.strategy, kind)[j]), [])
+                    if variable not in variables:
+                        variables.append(variable)
+            for copy, variables in of_node.items():
+                keepers.setdefault(copy, []).append((number, tuple(variables)))
+        return keepers

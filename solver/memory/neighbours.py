@@ -46,7 +46,7 @@ class Neighbours:
         data.block.brought_until = max(data.block.brought_until, end or len(data.kept.least_by_level))
         for saver in savers:
             for reader in readers:
-                uses = [(v, -c) for one in (saver, reader) for v, c in self.counts.uses(one).items()]
+                uses = [(v, -c) for keeper in (saver, reader) for v, c in self.counts.uses(keeper).items()]
                 self.program.at_least("both", [*both.items(), *uses], -1.0)
         for variable in both:
             keep(data.block.brought, -1, variable, size)
@@ -58,8 +58,8 @@ class Neighbours:
                 kept = [self.counts.uses(reader) for reader in readers if reader.op <= number]
                 terms = [(v, c) for uses in kept for v, c in uses.items()]
                 self.program.at_least("rest", [*rest.items(), *((v, -c) for v, c in both.items()), *terms], 0.0)
-            for some, sign in ((rest, 1.0), (before, -1.0)):
-                for variable in some:
+            for variables, sign in ((rest, 1.0), (before, -1.0)):
+                for variable in variables:
                     keep(data.block.brought, number, variable, sign * size)
             before = rest
         return readers
@@ -67,17 +67,17 @@ class Neighbours:
     def held(self, stage: int, size: int, savers: Sequence[Saver], readers: Sequence[Saver]) -> None:
         """Add what blocks make and keep between the same levels, beyond what the next blocks' `readers` keep of it."""
         for held, level, left_out in self.counts.held(stage):
-            each = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
-            if not each:
+            by_saver = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
+            if not by_saver:
                 continue
-            many = self.program.variable("kept", upper=None)
-            add(held, many, size)
-            theirs = [(v, c) for reader in readers for v, c in self.counts.of(reader, level, 0).items()]
-            for terms in each:
-                row = [(many, 1.0), *((v, -c) for v, c in terms.items()), *theirs]
+            count = self.program.variable("kept", upper=None)
+            add(held, count, size)
+            of_readers = [(v, c) for reader in readers for v, c in self.counts.of(reader, level, 0).items()]
+            for terms in by_saver:
+                row = [(count, 1.0), *((v, -c) for v, c in terms.items()), *of_readers]
                 self.program.at_least("kept", row, 0.0)
             for saver in [] if left_out else savers:
-                self._of_last_block(stage, many, saver)
+                self._of_last_block(stage, count, saver)
 
     def _of_last_block(self, stage: int, many: int, saver: Saver) -> None:
         """Bound the count `many` from below by 1 where the last of several blocks keeps what an op saves."""
@@ -91,39 +91,39 @@ class Neighbours:
 
     def behind(self, stage: int, size: int, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
         """A tensor that the last of equal blocks makes and keeps does not count again with ops after the blocks."""
-        one = self.kept_before(self._choices(savers), makers)
-        if one is not None:
-            keep(self.stages[stage].block.by_op, max(saver.op for saver in savers), one, -size)
+        handed = self.kept_before(self._choices(savers), makers)
+        if handed is not None:
+            keep(self.stages[stage].block.by_op, max(saver.op for saver in savers), handed, -size)
             for held, *_ in self.counts.held(stage):
-                add(held, one, -size)
+                add(held, handed, -size)
 
     def before(self, stage: int, size: int, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
         """A tensor from before that the first of equal blocks keeps does not count again in the turns of later blocks
         if ops before keep it already; in the turns of the first block and of blocks that recompute it does."""
         savers = [saver for saver in savers if not saver.start]
-        one = self.kept_before(self._choices(savers), makers) if savers else None
-        if one is None:
+        handed = self.kept_before(self._choices(savers), makers) if savers else None
+        if handed is None:
             return
         for end in {saver.end for saver in savers} - {0}:  # only if the first block is at no level that drops it
-            self.program.at_most("handed", [(one, 1.0), (self.model.any_recomputed[stage][end - 1], 1.0)], 1.0)
+            self.program.at_most("handed", [(handed, 1.0), (self.model.any_recomputed[stage][end - 1], 1.0)], 1.0)
         for held, level, _ in self.counts.held(stage):
             if not level:
-                add(held, one, -size)
+                add(held, handed, -size)
 
-    def kept_before(self, some: Sequence[int], makers: Sequence[Saver]) -> int | None:
-        """A variable that can be 1 only if one of `some` is 1 and one of the `makers` surely keeps the storage."""
+    def kept_before(self, choices: Sequence[int], makers: Sequence[Saver]) -> int | None:
+        """A variable that can be 1 only if one of `choices` is 1 and one of the `makers` surely keeps the storage."""
         makers = [saver for saver in makers if not saver.start]
         if not makers:
             return None
-        one = self.program.variable("handed")
-        for uses in (some, self._choices(makers)):
-            self.program.at_most("handed", [(one, 1.0), *((v, -1.0) for v in uses)], 0.0)
+        handed = self.program.variable("handed")
+        for uses in (choices, self._choices(makers)):
+            self.program.at_most("handed", [(handed, 1.0), *((v, -1.0) for v in uses)], 0.0)
         for maker in makers:
             if maker.end:  # only if the last block is at no level that drops it
-                at = self.problem.ops[maker.op].stage
-                r, many = self.model.recomputed[at][maker.end - 1], float(self.problem.stages[at].count)
-                self.program.at_most("handed", [(one, 1.0), (r, 1.0)], many)
-        return one
+                stage = self.problem.ops[maker.op].stage
+                r, blocks = self.model.recomputed[stage][maker.end - 1], float(self.problem.stages[stage].count)
+                self.program.at_most("handed", [(handed, 1.0), (r, 1.0)], blocks)
+        return handed
 
     def _choices(self, savers: Sequence[Saver]) -> list[int]:
         return [variable for saver in savers for variable in self.counts.uses(saver)]

@@ -12,14 +12,14 @@ Bounded = tuple[Expression, float, float]  # an expression in bytes, with a lowe
 
 def all_temporaries(model: Model) -> Expression:
     """Bytes of temporaries of an optimizer that updates all parameters at once."""
-    found: Expression = {}
+    terms: Expression = {}
     memory, many = model.problem.memory, temporaries(model.problem.memory).at_once
     for number, op in enumerate(model.problem.ops):
         if many and memory.is_trainable(op.node):
             for variable, choice in zip(model.x[number], op.choices, strict=True):
                 size = memory.gradient_bytes(op.node, choice.strategy.outputs[0])
-                add(found, variable, model.costs.count(op) * many * size)
-    return found
+                add(terms, variable, model.costs.count(op) * many * size)
+    return terms
 
 
 def each_temporaries(model: Model) -> list[Bounded]:
@@ -33,12 +33,12 @@ def each_temporaries(model: Model) -> list[Bounded]:
 
 
 def _temporaries(model: Model, before: int | None, number: int) -> Bounded:
-    each, found, least, most = temporaries(model.problem.memory), dict[int, float](), 0.0, 0.0
-    for one, many in ((before, each.left), (number, each.own)):
-        if one is not None:
-            op = model.problem.ops[one]
+    each, terms, least, most = temporaries(model.problem.memory), dict[int, float](), 0.0, 0.0
+    for parameter, many in ((before, each.left), (number, each.own)):
+        if parameter is not None:
+            op = model.problem.ops[parameter]
             sizes = [many * model.problem.memory.gradient_bytes(op.node, c.strategy.outputs[0]) for c in op.choices]
-            for variable, size in zip(model.x[one], sizes, strict=True):
-                add(found, variable, size)
+            for variable, size in zip(model.x[parameter], sizes, strict=True):
+                add(terms, variable, size)
             least, most = least + min(sizes), most + max(sizes)
-    return found, least, most
+    return terms, least, most

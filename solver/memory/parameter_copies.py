@@ -30,16 +30,16 @@ def add_parameter_copies(model: Model, stages: Sequence[StageBytes]) -> None:
         region = problem.grouping.region(problem.ops[flow.use.op].node)
         for (_, wanted), variable in flow.pairs.items():
             if variable in copies:
-                found = alike.setdefault((flow.tensor.source, problem.memory.cuts(wanted), region), [])
-                if not found or found[-1][0] is not flow:
-                    found.append((flow, {}))
-                found[-1][1][variable] = copies[variable]
+                readers = alike.setdefault((flow.tensor.source, problem.memory.cuts(wanted), region), [])
+                if not readers or readers[-1][0] is not flow:
+                    readers.append((flow, {}))
+                readers[-1][1][variable] = copies[variable]
     shared: set[int] = set()  # variables of flows to copies that several ops share
-    for found in alike.values():
-        ops = [problem.ops[flow.use.op] for flow, _ in found]
-        if len(found) > 1 and problem.stages[ops[0].stage].count == 1 and not any(op.again.dropped for op in ops):
-            _add_one_copy(model, stages[ops[0].stage], found)
-            shared.update(variable for _, copies in found for variable in copies)
+    for readers in alike.values():
+        ops = [problem.ops[flow.use.op] for flow, _ in readers]
+        if len(readers) > 1 and problem.stages[ops[0].stage].count == 1 and not any(op.again.dropped for op in ops):
+            _add_one_copy(model, stages[ops[0].stage], readers)
+            shared.update(variable for _, copies in readers for variable in copies)
     for flow, copies in kept:
         own = {variable: size for variable, size in copies.items() if variable not in shared}
         if own:
@@ -52,26 +52,26 @@ def _kept(model: Model, flow: Flow) -> Copies:
     node = problem.ops[flow.tensor.source].node
     if not memory.is_parameter(node) or flow.use.index not in memory.saved(problem.ops[flow.use.op].node)[0]:
         return {}
-    found = {}
+    sizes = {}
     for ((storage, regather), wanted), variable in flow.pairs.items():
         size = 0 if regather else memory.read_bytes(node, storage, wanted)
         if size:
-            found[variable] = size
-    return found
+            sizes[variable] = size
+    return sizes
 
 
-def _add_one_copy(model: Model, data: StageBytes, found: Sequence[tuple[Flow, Copies]]) -> None:
+def _add_one_copy(model: Model, data: StageBytes, readers: Sequence[tuple[Flow, Copies]]) -> None:
     """Add a copy that several ops of a region share."""
     program, so_far = model.program, -1
-    size = max(size for _, copies in found for size in copies.values())
-    for flow, copies in sorted(found, key=lambda one: one[0].use.op):
-        one = program.variable("saved", whole=False)
-        program.at_least("saved", [(one, 1.0), *((variable, -1.0) for variable in copies)], 0.0)
-        keep(data.block.parameters_by_op, flow.use.op, one, size)
+    size = max(size for _, copies in readers for size in copies.values())
+    for flow, copies in sorted(readers, key=lambda kept_by_now: kept_by_now[0].use.op):
+        kept_by_now = program.variable("saved", whole=False)
+        program.at_least("saved", [(kept_by_now, 1.0), *((variable, -1.0) for variable in copies)], 0.0)
+        keep(data.block.parameters_by_op, flow.use.op, kept_by_now, size)
         if so_far >= 0:
-            program.at_least("saved", [(one, 1.0), (so_far, -1.0)], 0.0)
+            program.at_least("saved", [(kept_by_now, 1.0), (so_far, -1.0)], 0.0)
             keep(data.block.parameters_by_op, flow.use.op, so_far, -size)
-        so_far = one
+        so_far = kept_by_now
     add(data.kept.all_blocks, so_far, size)
 
 

@@ -73,24 +73,24 @@ class Points:
         for passing in self._left_to_do(stage, first):
             self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(total(current, start), passing), {})
         most = self._most(number, pieces, bound)
-        own: list[Expression] = []
+        when_reduced: list[Expression] = []
         for at, off in self._reduced_at(stage, region):
             there = total(total(start, self._kept_before(stage, data, at)), off)
-            own += [total(there, passing) for passing in self._left_to_do(stage, at)]
-        reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in own if one])
+            when_reduced += [total(there, passing) for passing in self._left_to_do(stage, at)]
+        reducing = bound(f"fullest.{number}", [(terms, 0.0, float("inf")) for terms in when_reduced if terms])
         levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
-        found = [one | {Phase.REDUCING: reducing} for one in levels]
-        next_one = [one.get(Phase.REDUCING) for one in levels]
+        fullest = [by_phase | {Phase.REDUCING: reducing} for by_phase in levels]
+        next_one = [by_phase.get(Phase.REDUCING) for by_phase in levels]
         if stage.count == 1 and stage.depth > 1:
-            return found, found, next_one
+            return fullest, fullest, next_one
         most = self._most(number, pieces_behind, bound)
         behind_others = [
-            one | self._fullest_at(data, most, bound, counting, one)
+            by_phase | self._fullest_at(data, most, bound, counting, by_phase)
             if most and level < data.block.brought_until
-            else one
-            for level, (counting, one) in enumerate(zip(self._levels(number), found, strict=True))
+            else by_phase
+            for level, (counting, by_phase) in enumerate(zip(self._levels(number), fullest, strict=True))
         ]
-        return found, behind_others, next_one
+        return fullest, behind_others, next_one
 
     def _pieces(
         self, number: int, start: Expression, *, lands: bool, last: bool
@@ -178,14 +178,14 @@ class Points:
 
     def begins(self, stage: Stage) -> dict[int, int]:
         """By op, the offset in the block of the op with which its piece begins."""
-        found: dict[int, int] = {}
+        by_op: dict[int, int] = {}
         piece, begin = self._piece(stage, -1), -1
         for member in stage.ops:
             offset = self.problem.ops[member].again.offset
             if offset >= 0 and self._piece(stage, offset) != piece:
                 piece, begin = self._piece(stage, offset), offset
-            found[member] = begin
-        return found
+            by_op[member] = begin
+        return by_op
 
     def _left_to_do(self, stage: Stage, position: int) -> list[Expression]:
         """Gradients of activations that live when the backward of a stage's first, second and last block has only the
@@ -193,8 +193,8 @@ class Points:
         period = stage.repeat.period if stage.repeat is not None else 0
         blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
         points = [self.lifetimes.left_to_do(position + block * period) for block in blocks]
-        found = [self.alive.passing(point) if point is not None else {} for point in points]
-        return [one for i, one in enumerate(found) if one not in found[:i]]
+        passing = [self.alive.passing(point) if point is not None else {} for point in points]
+        return [terms for i, terms in enumerate(passing) if terms not in passing[:i]]
 
     def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
         """A key of the piece that an op is in: equal if no inner segment of any level begins or ends between ops."""
@@ -212,38 +212,38 @@ class Points:
     ) -> dict[Phase, int | None]:
         """W at a level, from the most of each piece of a block that is not recomputed: less what segments before the
         piece have freed, plus what these and its own keep besides. `counting`: how both count; `least`: bounds on W."""
-        found: dict[Phase, int | None] = {}
+        by_phase: dict[Phase, int | None] = {}
         for phase in dict.fromkeys(phase for phase, _ in most):
             floor = least.get(phase)
             rows: list[tuple[Expression, float, float]] = []
             if floor is not None:
                 rows.append(({floor: UNIT}, 0.0, float("inf")))
-            for (its_phase, begin), variable in most.items():
-                if variable is None or its_phase is not phase:
+            for (of_phase, begin), variable in most.items():
+                if variable is None or of_phase is not phase:
                     continue
                 terms: Expression = {variable: UNIT}
                 for spans, sign, behind in ((data.block.freed, -1.0, 1), (data.block.besides, 1.0, 0)):
-                    for (its, span), some in spans.items():
+                    for (level, span), terms_of_span in spans.items():
                         if begin is not None and span[behind] < begin + 1 - behind:
-                            for one, size in some.items():
-                                for part, many in counting(its, one, sign).items():
+                            for variable_, size in terms_of_span.items():
+                                for part, many in counting(level, variable_, sign).items():
                                     add(terms, part, sign * many * size)
                 rows.append((terms, 0.0, float("inf")))
             alone = len(rows) == 1 and len(rows[0][0]) == 1
-            found[phase] = next(iter(rows[0][0])) if alone else bound("fullest.level", rows)
-        return found
+            by_phase[phase] = next(iter(rows[0][0])) if alone else bound("fullest.level", rows)
+        return by_phase
 
     def chain(self, before: Expression, change: Expression) -> Expression:
         """The sum of two expressions; as a variable, if it has more than a few terms."""
         if len(before) + len(change) <= 4:
-            found = dict(before)
+            live_bytes = dict(before)
             for variable, size in change.items():
-                add(found, variable, size)
-            return found
-        one = self.model.program.variable("live", upper=None, whole=False)
-        terms = [(v, -c / UNIT) for some in (before, change) for v, c in some.items()]
-        self.model.program.equal("live", [(one, 1.0), *terms], 0.0)
-        return {one: UNIT}
+                add(live_bytes, variable, size)
+            return live_bytes
+        live = self.model.program.variable("live", upper=None, whole=False)
+        terms = [(v, -c / UNIT) for expression in (before, change) for v, c in expression.items()]
+        self.model.program.equal("live", [(live, 1.0), *terms], 0.0)
+        return {live: UNIT}
 
     def _note(self, rows: list[tuple[Expression, float, float]], current: Expression, alive: Expression) -> None:
         terms = dict(current)

@@ -30,32 +30,32 @@ def replay_gathers(
 
     Variables of parameters that several regions read are added to `read_alike`: equal if they read one parameter alike.
     """
-    problem, program, found = model.problem, model.program, dict[int, list[list[tuple[TransferBytes, int]]]]()
-    for (source, reader), some in flows.items():
+    problem, program, by_stage = model.problem, model.program, dict[int, list[list[tuple[TransferBytes, int]]]]()
+    for (source, reader), to_reader in flows.items():
         op = problem.ops[reader]
         if not op.again.dropped or not problem.memory.is_parameter(problem.ops[source].node):
             continue
-        whether = model.any_recomputed[op.stage][op.again.dropped - 1]
-        for flow in some:
+        recomputes = model.any_recomputed[op.stage][op.again.dropped - 1]
+        for flow in to_reader:
             read = list[tuple[TransferBytes, int]]()
-            for one, alike in _alike(model, flow, grouping).items():
+            for transfer, alike in _alike(model, flow, grouping).items():
                 again = program.variable("again", whole=False)
-                program.at_least("again", [(again, 1.0), (whether, -1.0), *((v, -1.0) for v in alike)], -1.0)
+                program.at_least("again", [(again, 1.0), (recomputes, -1.0), *((v, -1.0) for v in alike)], -1.0)
                 if problem.grouping.shared(problem.ops[source].node):
                     pairs = {v: pair for pair, v in flow.pairs.items()}
                     read_alike[again] = source, tuple(pairs[v] for v in alike)
-                read.append((one, again))
+                read.append((transfer, again))
             if read:
-                found.setdefault(op.stage, []).append(read)
-    return found
+                by_stage.setdefault(op.stage, []).append(read)
+    return by_stage
 
 
 def _alike(model: Model, flow: Flow, grouping: Grouping) -> dict[TransferBytes, list[int]]:
     """The flows that keep the gathered copy, grouped by what moves in backward for a replay."""
-    problem, ref, found = model.problem, model.problem.ref(flow.tensor), dict[TransferBytes, list[int]]()
+    problem, ref, by_transfer = model.problem, model.problem.ref(flow.tensor), dict[TransferBytes, list[int]]()
     for ((storage, regather), wanted), variable in flow.pairs.items():
         if not regather:  # else it is gathered in backward anyway
-            one = replay_transfer_bytes(problem.memory, grouping, ref, storage, wanted)
-            if one.arriving:
-                found.setdefault(one, []).append(variable)
-    return found
+            transfer = replay_transfer_bytes(problem.memory, grouping, ref, storage, wanted)
+            if transfer.arriving:
+                by_transfer.setdefault(transfer, []).append(variable)
+    return by_transfer

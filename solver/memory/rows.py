@@ -138,24 +138,24 @@ class Rows:
             last = self.problem.op_of[reader]
             stage, shared = self.problem.ops[last].stage, self.problem.grouping.shared(op.node)
             flows = self.flows.get((number, last), [])[:1]
-            mine: Expression = {}
+            of_parameter: Expression = {}
             by_all = stage != op.stage and self.problem.stages[stage].count > 1 and self.memory.micro_batches == 1
-            for one, variable in self._transfers(flows):
-                waiting, cast = self.memory.lifetimes.waiting(op.node, one)
+            for transfer, variable in self._transfers(flows):
+                waiting, cast = self.memory.lifetimes.waiting(op.node, transfer)
                 for target, size in ((self.waiting, waiting), (self.cast, cast)):
                     add(target.setdefault(last, {}), variable, size)
                 if by_all:
-                    add(self.shared.setdefault(last, {}), variable, one.waiting)
-                later = one.waiting if shared else one.reduced
-                if self.memory.micro_batches > 1 and not one.reduction and shared:
+                    add(self.shared.setdefault(last, {}), variable, transfer.waiting)
+                later = transfer.waiting if shared else transfer.reduced
+                if self.memory.micro_batches > 1 and not transfer.reduction and shared:
                     add(self.accumulated, variable, self.model.costs.count(op) * later)
                 if stage == op.stage:
                     add(self.stages[stage].gradients.of_block, variable, later)
-                    mine[variable] = float(later)
+                    of_parameter[variable] = float(later)
                 else:
                     add(self.stages[stage].gradients.shared, variable, self.model.costs.count(op) * later)
-            if mine:
-                self.stages[stage].gradients.by_parameter.append((flows[0].all, mine))
+            if of_parameter:
+                self.stages[stage].gradients.by_parameter.append((flows[0].all, of_parameter))
 
     def _transfers(self, flows: Sequence[Flow], grouping: Grouping | None = None) -> list[tuple[TransferBytes, int]]:
         """What the transfers of parameters hold, with the variable of each flow; `grouping`: buckets, the graph's if
@@ -177,30 +177,30 @@ class Rows:
 
     def _by_read(self, flows: Sequence[Flow], grouping: Grouping) -> list[list[tuple[TransferBytes, int]]]:
         """What moves for each read of a parameter; where several ops read one in the same layouts, it moves once."""
-        found, by_source = list[list[tuple[TransferBytes, int]]](), dict[int, list[Flow]]()
+        reads, by_source = list[list[tuple[TransferBytes, int]]](), dict[int, list[Flow]]()
         for flow in flows:
             by_source.setdefault(flow.tensor.source, []).append(flow)
-        for source, some in by_source.items():
+        for source, of_source in by_source.items():
             if self.problem.grouping.shared(self.problem.ops[source].node):
-                self.alike.update((v, (source, (pair,))) for flow in some for pair, v in flow.pairs.items())
-            if len(some) == 1:
-                found.append(self._transfers(some, grouping))
+                self.alike.update((v, (source, (pair,))) for flow in of_source for pair, v in flow.pairs.items())
+            if len(of_source) == 1:
+                reads.append(self._transfers(of_source, grouping))
                 continue
             alike: dict[tuple[Pair, TransferBytes], list[int]] = {}
-            for flow in some:
+            for flow in of_source:
                 pairs = {variable: pair for pair, variable in flow.pairs.items()}
-                for one, variable in self._transfers([flow], grouping):
-                    alike.setdefault((pairs[variable], one), []).append(variable)
-            for (_, one), variables in alike.items():
-                any_ = variables[0]
+                for transfer, variable in self._transfers([flow], grouping):
+                    alike.setdefault((pairs[variable], transfer), []).append(variable)
+            for (_, transfer), variables in alike.items():
+                variable_of_any = variables[0]
                 if len(variables) > 1:
-                    any_ = self.program.variable("read", whole=False)
+                    variable_of_any = self.program.variable("read", whole=False)
                     if variables[0] in self.alike:
-                        self.alike[any_] = self.alike[variables[0]]
+                        self.alike[variable_of_any] = self.alike[variables[0]]
                     for variable in variables:
-                        self.program.at_least("read", [(any_, 1.0), (variable, -1.0)], 0.0)
-                found.append([(one, any_)])
-        return found
+                        self.program.at_least("read", [(variable_of_any, 1.0), (variable, -1.0)], 0.0)
+                reads.append([(transfer, variable_of_any)])
+        return reads
 
     def _inputs_and_outputs(self) -> None:
         for number, op in enumerate(self.problem.ops):
@@ -278,7 +278,7 @@ class Rows:
         """Flows of the parameters that a stage's ops read; `kept`: only of those that ops keep for backward; `reduced`:
         only of those whose gradients are reduced after the stage's backward."""
         inside, grouping = set(stage.ops), self.problem.grouping
-        flows = [flow for (_, reader), some in self.flows.items() if reader in inside for flow in some]
+        flows = [flow for (_, reader), read in self.flows.items() if reader in inside for flow in read]
         if kept:
             flows = [
                 flow for flow in flows if flow.use.index in self.memory.saved(self.problem.ops[flow.use.op].node)[0]

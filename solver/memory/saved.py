@@ -79,18 +79,18 @@ class Saved:
     def _every_copy(self) -> None:
         """Add the saved tensors: one copy per storage and axes, however many ops keep it."""
         copies, neighbours = self.copies, self.neighbours
-        for (stage, copy), found in copies.own.items():
-            savers, size, theirs = list(found.values()), self.memory.copy_bytes(copy), copies.of_next(stage, copy)
+        for (stage, copy), by_op in copies.own.items():
+            savers, size, theirs = list(by_op.values()), self.memory.copy_bytes(copy), copies.of_next(stage, copy)
             self._copy_of_each_block(stage, copy[0], size, savers, theirs)
             if self.problem.stages[stage].repeat is None and self.problem.first_of_last(copy[0]) is not None:
                 neighbours.behind(stage, size, savers, copies.makers(copy))
-        for (stage, first, later), found in copies.read.items():
-            savers, size = list(found.values()), self.memory.copy_bytes(first)
+        for (stage, first, later), by_op in copies.read.items():
+            savers, size = list(by_op.values()), self.memory.copy_bytes(first)
             makers = copies.before(stage, first)
             self._copy_of_each_block(stage, first[0], max(size, self.memory.copy_bytes(later)), savers, (), makers)
             neighbours.before(stage, size, savers, makers)
-        for copy, found in copies.shared.items():
-            self._copy_of_several_stages(self.memory.copy_bytes(copy), list(found.values()))
+        for copy, by_op in copies.shared.items():
+            self._copy_of_several_stages(self.memory.copy_bytes(copy), list(by_op.values()))
 
     def _copy_of_each_block(
         self,
@@ -209,17 +209,17 @@ class Saved:
             earlier: Expression = {}  # - sum of x[u]
             for variable in (v for s, at in offsets if not s.start and at < first for v in self.counts.uses(s)):
                 add(earlier, variable, -1.0)
-            one = {self.program.variable("besides"): 1.0}
-            self.counts.largest("besides", one, [total(self.counts.uses(s), earlier) for s in reads])
-            for variable in one:
+            besides = {self.program.variable("besides"): 1.0}
+            self.counts.largest("besides", besides, [total(self.counts.uses(s), earlier) for s in reads])
+            for variable in besides:
                 add(self.stages[stage].block.besides.setdefault((level, (first, last)), {}), variable, size)
 
     def _copy_of_several_stages(self, size: int, savers: list[Saver]) -> None:
         """Add a storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
         first = min(self.problem.ops[saver.op].stage for saver in savers)
-        many = self.program.variable("kept")
+        kept = self.program.variable("kept")
         for held, *_ in self.counts.held(first):
-            add(held, many, size)
+            add(held, kept, size)
         before: dict[int, int] = {}  # by stage
         for saver in sorted(savers, key=lambda saver: saver.op):
             stage = self.problem.ops[saver.op].stage
@@ -227,18 +227,18 @@ class Saved:
             if saver.start:  # only if any block is at such a level: many >= x[v] + q - 1
                 uses, right = [*uses, (self.model.any_recomputed[stage][saver.start - 1], -1.0)], -1.0
             if stage in self.model.recomputed:  # only if any block is not recomputed
-                self.program.at_least("kept", [(many, 1.0), (self.model.kept(stage), -1.0), *uses], right - 1.0)
+                self.program.at_least("kept", [(kept, 1.0), (self.model.kept(stage), -1.0), *uses], right - 1.0)
             else:
-                self.program.at_least("kept", [(many, 1.0), *uses], right)
+                self.program.at_least("kept", [(kept, 1.0), *uses], right)
             if stage == first or stage in self.model.recomputed:
-                one = self.program.variable("saved")
-                there = [(many, 1.0)] if stage != first else []  # kept since an earlier stage, not recomputed
-                self.program.at_least("saved", [(one, 1.0), *there, *uses], right)
-                keep(self.stages[stage].block.by_op, saver.op, one, size)
+                kept_by_now = self.program.variable("saved")
+                there = [(kept, 1.0)] if stage != first else []  # kept since an earlier stage, not recomputed
+                self.program.at_least("saved", [(kept_by_now, 1.0), *there, *uses], right)
+                keep(self.stages[stage].block.by_op, saver.op, kept_by_now, size)
                 if stage in before:
-                    self.program.at_least("saved", [(one, 1.0), (before[stage], -1.0)], 0.0)
+                    self.program.at_least("saved", [(kept_by_now, 1.0), (before[stage], -1.0)], 0.0)
                     keep(self.stages[stage].block.by_op, saver.op, before[stage], -size)
-                before[stage] = one
+                before[stage] = kept_by_now
 
     def _from_outside(self) -> Iterator[Tensor]:
         """Tensors that recomputable blocks read from other blocks; parameters and inputs are there anyway."""
@@ -266,15 +266,15 @@ class Saved:
         r, q = self.model.recomputed[stage][-1], self.model.any_recomputed[stage][-1]
         times: Expression = {r: 1.0, q: -1.0} if is_next else {q: 1.0}
         most = self.problem.stages[stage].count - 1 if is_next else 1
-        ones = [[v] for v in self.model.x[tensor.source]]
-        counts = counted(self.program, ones, times, most).tolist()
-        found = [*zip(counts, sizes, strict=True)]
+        choices = [[v] for v in self.model.x[tensor.source]]
+        counts = counted(self.program, choices, times, most).tolist()
+        terms = [*zip(counts, sizes, strict=True)]
         for copy in () if is_next else dict.fromkeys(copies):  # less the copies that ops of earlier stages keep already
-            some = [variable for variable, its in zip(counts, copies, strict=True) if its == copy]
-            one = self.neighbours.kept_before(some, self.copies.before(stage, copy))
-            if one is not None:
-                found.append((one, -self.memory.copy_bytes(copy)))
-        for variable, size in found:
+            variables = [variable for variable, other in zip(counts, copies, strict=True) if other == copy]
+            handed = self.neighbours.kept_before(variables, self.copies.before(stage, copy))
+            if handed is not None:
+                terms.append((handed, -self.memory.copy_bytes(copy)))
+        for variable, size in terms:
             for target in (data.kept.all_blocks, *data.kept.but_last, data.kept.but_last_two, data.kept.inputs):
                 add(target, variable, size)
             if not is_next:

@@ -68,9 +68,9 @@ class StageTransfers:
 
     def apart(self) -> StageTransfers:
         """The same for the case that all blocks that may have buckets of their own do."""
-        found = copy.copy(self)
-        found.grouping, found._of_own = self.division.divided, True
-        return found
+        other = copy.copy(self)
+        other.grouping, other._of_own = self.division.divided, True
+        return other
 
     def arriving(self, stage: int) -> int | None:
         """What may arrive of a recomputed block's own bucket, where not all blocks that share buckets are
@@ -91,18 +91,18 @@ class StageTransfers:
         """The same for all of its blocks, without the last of several, equal cases once; `but_first`: without the
         reduction after the first one."""
         first, count = self.first[stage], self.stages[stage].count
-        found: list[PhaseSums] = []
+        cases: list[PhaseSums] = []
         for region in range(first, first + max(1, count - 1)):
             case = self._of(region, divided=divided)
             if but_first and region == first:
                 case = {phase: sums for phase, sums in case.items() if phase is not Phase.REDUCING}
-            if case not in found:
-                found.append(case)
-        return found
+            if case not in cases:
+                cases.append(case)
+        return cases
 
     def cast(self, stage: int) -> int | None:
         """What is there of a stage's bucket while its reduced gradients are cast; None where none are cast."""
-        is_cast = any(one.landed for read in self._reads[0].reduced[stage] for one, _ in read)
+        is_cast = any(transfer.landed for read in self._reads[0].reduced[stage] for transfer, _ in read)
         return self._seen_from(None, "landed", stage, None) if is_cast else None
 
     def lands(self, stage: int) -> bool:
@@ -117,7 +117,7 @@ class StageTransfers:
         if not self.grouping.begins(region) and not (divided and self._dividing(region)):
             del phases[Phase.REDUCING]
         return {
-            phase: [self._bytes(field, region, one, there) for field, one, there in terms_beside_copies(terms)]
+            phase: [self._bytes(field, region, other, there) for field, other, there in terms_beside_copies(terms)]
             for phase, terms in phases.items()
         }
 
@@ -125,17 +125,18 @@ class StageTransfers:
         """What is there in each phase of a region: enough for both cases, that blocks of other stages share buckets and
         that they have their own."""
         with_it = self.division.of(self.stage_of[region])
-        one, other = (self._grouping_where(with_it, others) for others in (False, True))
-        found = backward_transfers(one, region, _DIVIDED)
-        for phase, terms in backward_transfers(other, region, _DIVIDED).items() if other is not one else ():
-            there = Counter((field, self.stage_of[its]) for field, its in found.get(phase, ()))
-            new = []
-            for field, its in terms:
-                there[field, self.stage_of[its]] -= 1
-                if there[field, self.stage_of[its]] < 0:
-                    new.append((field, its))
-            found[phase] = (*found.get(phase, ()), *new)
-        return found
+        grouping, other_grouping = (self._grouping_where(with_it, are_divided) for are_divided in (False, True))
+        phases = backward_transfers(grouping, region, _DIVIDED)
+        others = backward_transfers(other_grouping, region, _DIVIDED) if other_grouping is not grouping else {}
+        for phase, terms in others.items():
+            there = Counter((field, self.stage_of[of_region]) for field, of_region in phases.get(phase, ()))
+            further = []
+            for field, of_region in terms:
+                there[field, self.stage_of[of_region]] -= 1
+                if there[field, self.stage_of[of_region]] < 0:
+                    further.append((field, of_region))
+            phases[phase] = (*phases.get(phase, ()), *further)
+        return phases
 
     def _grouping_where(self, with_it: frozenset[int], others: bool) -> Grouping:
         """The grouping in which stages `with_it` have own buckets if this object is that case, and others if
@@ -155,19 +156,19 @@ class StageTransfers:
         """The stages that own what is there when a stage's bucket is reduced, itself among them, each with the number
         of blocks that share a bucket of it."""
         terms = backward_transfers(self.grouping, self.first[stage])[Phase.REDUCING]
-        regions = {self.stage_of[one]: one for one in (*(one for _, one in terms), self.first[stage])}
-        return Counter({number: len(self.grouping.together(one)) for number, one in regions.items()})
+        regions = {self.stage_of[region]: region for region in (*(region for _, region in terms), self.first[stage])}
+        return Counter({number: len(self.grouping.together(region)) for number, region in regions.items()})
 
     def _dividing(self, region: int) -> list[int]:
-        stages = dict.fromkeys(self.stage_of[one] for one in (region - 1, region))
+        stages = dict.fromkeys(self.stage_of[other] for other in (region - 1, region))
         return [stage for stage in stages if self.stages[stage].depth]
 
-    def _bytes(self, field: str, region: int, one: int, there: int | None) -> int | None:
+    def _bytes(self, field: str, region: int, other: int, there: int | None) -> int | None:
         if field != _DIVIDED:
-            shares = there is not None and self.grouping.share(one, there)
-            its = self.stage_of[there] if there is not None and shares else None
-            return self._seen_from(self.stage_of[region], field, self.stage_of[one], its)
-        key = self.stage_of[region], self.stage_of[one]
+            shares = there is not None and self.grouping.share(other, there)
+            stage_there = self.stage_of[there] if there is not None and shares else None
+            return self._seen_from(self.stage_of[region], field, self.stage_of[other], stage_there)
+        key = self.stage_of[region], self.stage_of[other]
         if key not in self._left:
             self._left[key] = self._left_where_divided(*key)
         return self._left[key]
@@ -175,17 +176,18 @@ class StageTransfers:
     def _left_where_divided(self, stage: int, behind: int) -> int | None:
         """D of the module docstring, for a block of `stage` and the next block, which is of the stage `behind`."""
         reads = [
-            {v: max(one.left_of_one, one.left_of_rest) for one, v in read} for read in self._reads[0].reduced[behind]
+            {v: max(transfer.left_of_one, transfer.left_of_rest) for transfer, v in read}
+            for read in self._reads[0].reduced[behind]
         ]
         most = sum(max(sizes.values(), default=0) for sizes in reads) / UNIT
-        whether = [self.model.any_recomputed[one][0] for one in {stage, behind} if self.stages[one].depth]
+        whether = [self.model.any_recomputed[number][0] for number in {stage, behind} if self.stages[number].depth]
         if not most or not whether:
             return None
-        found = self.program.variable("left where divided", upper=most, whole=False)
-        sizes = [(v, -size / UNIT) for some in reads for v, size in some.items()]
+        left = self.program.variable("left where divided", upper=most, whole=False)
+        sizes = [(v, -size / UNIT) for of_read in reads for v, size in of_read.items()]
         for q in whether:
-            self.program.at_least("left where divided", [(found, 1.0), (q, -most), *sizes], -most)
-        return found
+            self.program.at_least("left where divided", [(left, 1.0), (q, -most), *sizes], -most)
+        return left
 
     def _seen_from(self, viewer: int | None, field: str, stage: int, there: int | None) -> int | None:
         """What the rows of stage `viewer` count of a stage. Stages that share buckets are in the same case, so they see
@@ -216,19 +218,20 @@ class StageTransfers:
     def _most(self, field: str, stage: int, *, own: bool) -> float:
         """An upper bound on a sum, in MiB."""
         reads = self._reads_of(field, stage, own=own)
-        return sum(max((one.alone * getattr(one, field) for one, _ in read), default=0) for read in reads) / UNIT
+        most = (max((transfer.alone * getattr(transfer, field) for transfer, _ in read), default=0) for read in reads)
+        return sum(most) / UNIT
 
     def _arriving_beside(self, stage: int, there: int, *, own: bool) -> Sequence[Read]:
         """What arrives for a stage beside a copy of stage `there`, or of another block: E of the module docstring."""
         if (stage, there, own) not in self._beside:
             others: dict[Hashable, list[int]] = {}
-            for one, v in (pair for read in self._reads[own].kept[there] for pair in read):
-                if v in self._alike and one.arriving:
+            for transfer, v in (pair for read in self._reads[own].kept[there] for pair in read):
+                if v in self._alike and transfer.arriving:
                     others.setdefault(self._alike[v], []).append(v)
             self._beside[stage, there, own] = [
                 [
-                    (one, left)
-                    for one, v in read
+                    (transfer, left)
+                    for transfer, v in read
                     if (left := self._left_of(v, others.get(self._alike.get(v), ()))) is not None
                 ]
                 for read in self._reads[own].kept[stage]
@@ -241,6 +244,6 @@ class StageTransfers:
             return v
         if v in others:
             return None
-        found = self.program.variable("arriving beside", whole=False)
-        self.program.at_least("arriving beside", [(found, 1.0), (v, -1.0), *((o, 1.0) for o in others)], 0.0)
-        return found
+        arriving = self.program.variable("arriving beside", whole=False)
+        self.program.at_least("arriving beside", [(arriving, 1.0), (v, -1.0), *((o, 1.0) for o in others)], 0.0)
+        return arriving

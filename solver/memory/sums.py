@@ -30,32 +30,32 @@ class Sums:
         return largest
 
     def bucket(
-        self, kind: str, reads: Sequence[Sequence[tuple[TransferBytes, int]]], together: bool = False
+        self, field: str, reads: Sequence[Sequence[tuple[TransferBytes, int]]], together: bool = False
     ) -> int | None:
         """See `solver.memory.stage_bytes.BucketBytes`."""
         terms: Expression = {}
-        each = []
-        for some in reads:
-            own: Expression = {}
-            for one, variable in some:
-                add(terms, variable, getattr(one, kind))
-                add(own, variable, one.alone * getattr(one, kind))
-            if not together and any(one.alone > 1.0 for one, _ in some):
-                each.append((own, 0.0, max(own.values(), default=0.0)))
-        if not each or not terms:
-            return self.sum(kind, terms)
-        return self.largest(kind, [(terms, 0.0, float("inf")), *each])
+        alone = []
+        for read in reads:
+            of_read: Expression = {}
+            for transfer, variable in read:
+                add(terms, variable, getattr(transfer, field))
+                add(of_read, variable, transfer.alone * getattr(transfer, field))
+            if not together and any(transfer.alone > 1.0 for transfer, _ in read):
+                alone.append((of_read, 0.0, max(of_read.values(), default=0.0)))
+        if not alone or not terms:
+            return self.sum(field, terms)
+        return self.largest(field, [(terms, 0.0, float("inf")), *alone])
 
     def sum(self, name: str, terms: Expression, more: int | None = None, *, lower: float = 0.0) -> int | None:
         """A variable equal to a sum of bytes plus the variable `more`."""
         if not terms:
             return more
-        found = self.program.variable(name, lower=lower, upper=None, whole=False)
+        total = self.program.variable(name, lower=lower, upper=None, whole=False)
         row = {v: -c / UNIT for v, c in terms.items()}
         if more is not None:
             add(row, more, -1.0)
-        self.program.equal(name, row | {found: 1.0}, 0.0)
-        return found
+        self.program.equal(name, row | {total: 1.0}, 0.0)
+        return total
 
     def at_most(self, name: str, sums: Sequence[Sequence[int | None]], terms: Expression, right: float = 0.0) -> None:
         """Rows: each of some sums of variables, plus terms in bytes common to all, is at most the peak plus `right`."""

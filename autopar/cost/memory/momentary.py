@@ -38,27 +38,27 @@ class Momentary:
     def bytes_at(self, point: Point) -> int:
         """All bytes that live at this point alone."""
         memory, strategy = self.memory, self.chosen[point.node]
-        found = own_bytes(memory.lifetimes, point, strategy) + self.passing_bytes(point)
+        size = own_bytes(memory.lifetimes, point, strategy) + self.passing_bytes(point)
         staged = 0
         for ref, wanted in dict.fromkeys(zip(memory.inputs[point.node], strategy.inputs, strict=True)):
             if not memory.is_parameter(ref.node):
                 source = self.chosen[ref.node].outputs[ref.index]
-                found += conversion_bytes(memory, point, ref, source, wanted)
+                size += conversion_bytes(memory, point, ref, source, wanted)
                 staged = max(staged, staging_bytes(memory, point, ref, source, wanted))
         if staged:
             staged -= not_while_converting_bytes(memory.lifetimes, point, strategy) + self._local_bytes(point.over)
-        return found + max(0, staged)
+        return size + max(0, staged)
 
     def passing_bytes(self, point: Point) -> int:
         """Values or gradients of other tensors that live at a point, and in backward gradients of the op's outputs."""
-        found = self._local_bytes(point.passing)
+        size = self._local_bytes(point.passing)
         for read in point.awaited:
-            found += awaited_bytes(self.memory, read.tensor, *self._layouts(read))
+            size += awaited_bytes(self.memory, read.tensor, *self._layouts(read))
         for read, *to_come in point.apart:
             source, wanted = self._layouts(read)
             if all(self._layouts(other)[1] != wanted for other in to_come):
-                found += apart_bytes(self.memory, read.tensor, source, wanted)
-        return found
+                size += apart_bytes(self.memory, read.tensor, source, wanted)
+        return size
 
     def _layouts(self, read: Read) -> tuple[Layout, Layout]:
         """The layout in which what is read was made, and the one in which it is wanted."""
@@ -75,27 +75,27 @@ def own_bytes(lifetimes: Lifetimes, point: Point, strategy: Strategy) -> int:
     memory = lifetimes.memory
     if point.node.op == "output" and memory.train:
         return 0
-    found = workspace_bytes(point.node, strategy, memory.mesh_shape, backward=point.backward)
+    size = workspace_bytes(point.node, strategy, memory.mesh_shape, backward=point.backward)
     if point.backward:
         gradients = lifetimes.gradients_made(point)
-        return found + sum(memory.local_bytes(ref, strategy.inputs[j]) for j, ref in gradients)
+        return size + sum(memory.local_bytes(ref, strategy.inputs[j]) for j, ref in gradients)
     read, made = lifetimes.unkept(point.node, strategy)
-    return found + sum(map(memory.copy_bytes, read | made))
+    return size + sum(map(memory.copy_bytes, read | made))
 
 
 def not_while_converting_bytes(lifetimes: Lifetimes, point: Point, strategy: Strategy) -> int:
     """Bytes counted of the op at a point that are not there while its inputs, or their gradients, are converted: in
     forward its results too, kept or not. Without `Point.over`."""
     memory, node = lifetimes.memory, point.node
-    found = workspace_bytes(node, strategy, memory.mesh_shape, backward=point.backward)
+    size = workspace_bytes(node, strategy, memory.mesh_shape, backward=point.backward)
     if point.backward:
-        return found
+        return size
     read, made = lifetimes.unkept(node, strategy)
     for _, outputs, beside in (memory.saved(node), memory.savings.held(node)):
-        found += kept_bytes(node, strategy, memory.mesh_shape, beside)
+        size += kept_bytes(node, strategy, memory.mesh_shape, beside)
         refs = [TensorRef(node, j) for j in outputs]
         made |= {memory.copy(ref, strategy.outputs[ref.index]) for ref in refs if memory.roots[ref].node is node}
-    return found + sum(map(memory.copy_bytes, made - read))
+    return size + sum(map(memory.copy_bytes, made - read))
 
 
 def conversion_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
@@ -157,10 +157,10 @@ def staging_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layo
         return 0
     shape = tuple(tensor.shape)
     path = steps(*ends, shape, mesh, needs_grad=needs_grad(memory, ref))
-    found = staged_elements(path, shape, mesh, memory_order(tensor))[point.backward] * tensor.dtype.itemsize
+    staged = staged_elements(path, shape, mesh, memory_order(tensor))[point.backward] * tensor.dtype.itemsize
     if point.backward and _makes(memory, ref, *ends, backward=True) == (True, False):
-        return max(found, memory.local_bytes(ref, ends[0]))
-    return found
+        return max(staged, memory.local_bytes(ref, ends[0]))
+    return staged
 
 
 def _ends(
