@@ -19,7 +19,7 @@ class Once:
         """The result of `make`, cached by `key` and the arrays of variables `of`."""
         if not self.shares:
             return make()
-        key = key, *((some.shape, some.tobytes()) for some in of)
+        key = key, *((variables.shape, variables.tobytes()) for variables in of)
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]

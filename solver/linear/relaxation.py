@@ -80,8 +80,8 @@ class Relaxation:
             self.inside[basis[0]] = True
         start: Start = "unperturbed" if close == math.inf else "warm"
         while True:
-            gone = cpu_seconds() - begun
-            status = self._session.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff, start=start)
+            elapsed = cpu_seconds() - begun
+            status = self._session.run(self.inside, time_limit - elapsed, patient=patient, cutoff=cutoff, start=start)
             start = "warm"
             if status == "Infeasible":
                 if not self._mend():
@@ -142,8 +142,8 @@ class Relaxation:
     def _mend(self) -> bool:
         """Farkas pricing: let columns enter that refute HiGHS's proof of infeasibility; False if none does."""
         ray = self._session.ray()
-        more = np.ones_like(self.inside)
+        entering = np.ones_like(self.inside)
         if ray is not None:
-            more = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _PRICING_TOLERANCE).entering
-        known, self.inside = self.inside, self.matrix.with_dependents(self.inside | more)
-        return bool((self.inside != known).any())
+            entering = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _PRICING_TOLERANCE).entering
+        before, self.inside = self.inside, self.matrix.with_dependents(self.inside | entering)
+        return bool((self.inside != before).any())

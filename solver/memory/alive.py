@@ -184,7 +184,7 @@ class Alive:
                 for variable, size in gone.items():
                     terms.add(variable, -size / UNIT)
                 variables, sizes = terms.terms()
-                program.entries.many(program.at_least("staged", [(one, 1.0)], 0.0), variables, -sizes)
+                program.entries.add(program.at_least("staged", [(one, 1.0)], 0.0), variables, -sizes)
             self._stagings[key] = one
         return self._stagings[key]
 

@@ -62,7 +62,7 @@ def _counted(program: Program, ones: Sequence[Array], times: Mapping[int, float]
     found = program.variables("count", len(ones), upper=float(most))
     program.multiple("count", found, ones, times, float(most))
     row = program.equal("counts", [(v, -c) for v, c in times.items()], 0.0)
-    program.entries.many(row, found, 1.0)
+    program.entries.add(row, found, 1.0)
     return found
 
 
