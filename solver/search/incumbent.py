@@ -114,7 +114,7 @@ class Incumbent:
         """Solve a done box as an integer program; the incumbent changes if the solution beats it by more than the gap.
 
         False if the first solution of all shows that cuts are faster: the box is still open then. `known_bound`: a
-        of the box, used if it is higher than its relaxation.
+        bound of the box, used if it is higher than its relaxation.
         """
         known_bound, is_first = max(known_bound, node.objective), self.best is None
         if self._solved_by_itself(node):
