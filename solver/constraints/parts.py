@@ -35,7 +35,7 @@ class Wish:
 
     `forced`: stretches that must be recomputed; `free`: ops that other segments may hold (None: all); `must_recompute`:
     something must be recomputed; `whole`: the whole block must be recomputed (True) or must not be (False); `never`:
-    nothing may be recomputed. No segment may hold all ops of `parted`, if there are any. """
+    nothing may be recomputed. No segment may hold all ops of `parted`, if there are any."""
 
     free: frozenset[int] | None = None
     forced: tuple[Span, ...] = ()
