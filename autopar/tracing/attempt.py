@@ -162,7 +162,7 @@ class Attempt:
             numbers=frozenset(place for place, one in enumerate(values) if isinstance(one, UnknownNumber)),
             leaves=leaves,
             unread=before.unread(reads),
-            left_beside=before.beside(self.recorder, self.model, self.given),
+            left_beside=before.stored_elsewhere(self.recorder, self.model, self.given),
         )
 
     def _write_output(self, flat: tuple[Any, ...]) -> None:
@@ -211,8 +211,8 @@ class Attempt:
             of_loss={path: one for path, one in reads.of_loss.items() if isinstance(one, nn.Module)},
             set_outputs=set_outputs,
             new_states=tuple(changed.states),
-            may_be_states=changed.may,
-            made_of_constants=changed.made,
+            may_be_states=changed.maybe_states,
+            made_of_constants=changed.from_constants,
             set_spec=outcome.set_spec,
             numbers_returned=outcome.numbers,
             own_key=own_key,

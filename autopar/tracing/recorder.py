@@ -97,7 +97,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
             return self.below(func, args, kwargs)
         if arrays.any_in(args) or arrays.any_in(kwargs):
             if arrays.makes(func, args, kwargs):
-                return arrays.made(self, func, args, kwargs)
+                return arrays.recorded_copy(self, func, args, kwargs)
             args, kwargs = arrays.as_torch(self, args), arrays.as_torch(self, kwargs)
         handler = HANDLERS.get(func)
         if handler is not None:

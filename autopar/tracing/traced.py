@@ -41,7 +41,7 @@ class Traced:
     `set_outputs`: flat outputs that are tensors of such attributes, each with the names that attribute and tensor have
     as inputs if it is a state. `attributes_set`: names of attributes that calls cannot set. `left_beside`: lines that
     store tensors elsewhere. `new_states`: attributes that forward reads and sets but that were not among its inputs.
-    `may_be_states`: attributes set from constants only, unless these are tables (`ChangedAttributes.may`);
+    `may_be_states`: attributes set from constants only, unless these are tables (`ChangedAttributes.maybe_states`);
     `made_of_constants`: all attributes set from constants. `set_again`: whether a second call sets them again (None: it
     could not be made).
     """

@@ -20,7 +20,7 @@ def experts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Loc
     start, count = ctx.stretch(ctx.inputs[3], 0, ctx.input_shapes[3][0])
     mine = (index >= start) & (index < start + count)
     local = torch.where(mine, index - start, count)
-    return target(hidden, local, torch.where(mine, weights, 0), *parameters, held=count)
+    return target(hidden, local, torch.where(mine, weights, 0), *parameters, local_experts=count)
 
 
 @torch.compiler.disable(reason="how many tokens go to which rank depends on data")  # type: ignore[untyped-decorator]
@@ -51,7 +51,7 @@ def exchanged(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: L
     # one row more, of weight 0: the library's code does not take an empty batch, and every expert gets a gradient
     rows, share = (torch.nn.functional.pad(t, [0, 0] * (t.dim() - 1) + [0, 1]) for t in (rows, share))
     expert = torch.nn.functional.pad(expert, (0, 1))
-    done = target(rows, expert.unsqueeze(1), share.unsqueeze(1), *parameters, held=held)[:-1]
+    done = target(rows, expert.unsqueeze(1), share.unsqueeze(1), *parameters, local_experts=held)[:-1]
     for source, count, sent, received, group in reversed(ways):
         back = exchange(done, received, sent, group)
         done = back.new_zeros(count, back.shape[1]).index_add(0, source, back)

@@ -140,9 +140,9 @@ class KnownValues:
             if id(tensors[i]) in self._apart:
                 self._apart[id(tensors[i])] = tensors[i]._version
         storages = {t.untyped_storage()._cdata for t in tensors if id(t) in self._apart}
-        for made in pytree.tree_leaves(result):
-            if isinstance(made, torch.Tensor) and made.untyped_storage()._cdata in storages:
-                self._apart[id(made)] = made._version
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata in storages:
+                self._apart[id(tensor)] = tensor._version
 
     def drawn(self, func: Any, args: Any, result: Any) -> Any:
         """The value of `rand() < p` where p leaves no doubt (a drop probability of 0); None otherwise."""
@@ -188,8 +188,8 @@ class KnownValues:
     def answer(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         """The answer to a question about known tensors, and whether it depends on a known input."""
         with torch.no_grad():
-            found = func(*self._real(args), **self._real(kwargs))
-        return found, any(id(t) in self.guarded for t in tensors)
+            answer = func(*self._real(args), **self._real(kwargs))
+        return answer, any(id(t) in self.guarded for t in tensors)
 
     def _real(self, value: Any) -> Any:
         """Arguments with real values in place of data-free tensors, and the CPU in place of other devices."""
