@@ -75,9 +75,9 @@ def _get_device(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> int:
     return -1 if recorder.device.type == "cpu" else index or 0
 
 
-def _as(method: Callable[..., Any], *rest: Any) -> Any:
+def _as(method: Callable[..., Any], *arguments: Any) -> Any:
     """A handler that records a property as a method call."""
-    return lambda recorder, func, args, kwargs: recorder.record(method, args[0], *rest)
+    return lambda recorder, func, args, kwargs: recorder.record(method, args[0], *arguments)
 
 
 def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -89,11 +89,15 @@ def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _squeezed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Name the dims of length 1 explicitly: a rank's part of a longer dim may have length 1 too."""
-    tensor, *given = args or (kwargs["input"],)
-    rank, asked = tensor.ndim, given[0] if given else kwargs.get("dim", range(tensor.ndim))
-    dims = [int(d) for d in (asked if isinstance(asked, (tuple, list, range)) else (asked,))]
+    tensor, *positional = args or (kwargs["input"],)
+    rank, named_dims = tensor.ndim, positional[0] if positional else kwargs.get("dim", range(tensor.ndim))
+    dims = [int(d) for d in (named_dims if isinstance(named_dims, (tuple, list, range)) else (named_dims,))]
     lengths = [tensor.shape[d] for d in dims if -rank <= d < rank]
-    if len(lengths) < len(dims) or any(type(n) is not int for n in lengths) or (type(asked) is int and lengths == [1]):
+    if (
+        len(lengths) < len(dims)
+        or any(type(n) is not int for n in lengths)
+        or (type(named_dims) is int and lengths == [1])
+    ):
         return recorder.record(func, *args, **kwargs)  # an error, symbols, or dims that are named already
     return recorder.record(Tensor.squeeze, tensor, tuple(d for d, n in zip(dims, lengths, strict=True) if n == 1))
 
@@ -102,12 +106,16 @@ def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`to`, `cpu`, `cuda`: data-free tensors change their dtype at most, never their device."""
     if func.__name__ in ("cpu", "cuda"):
         return args[0]
-    rest = list(args[1:])
-    if rest and (isinstance(rest[0], str) or type(rest[0]) is int):
-        rest[0] = torch.device(rest[0])
-    if rest and all(isinstance(a, torch.device) for a in rest) and not kwargs.keys() - {"device", "non_blocking"}:
+    positional = list(args[1:])
+    if positional and (isinstance(positional[0], str) or type(positional[0]) is int):
+        positional[0] = torch.device(positional[0])
+    if (
+        positional
+        and all(isinstance(a, torch.device) for a in positional)
+        and not kwargs.keys() - {"device", "non_blocking"}
+    ):
         return args[0]
-    return recorder.record(func, args[0], *rest, **kwargs)
+    return recorder.record(func, args[0], *positional, **kwargs)
 
 
 def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -176,14 +184,14 @@ _EMBEDDING_ARGUMENTS = {
 
 def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Refuse `max_norm`, which writes into the weight (no plan does that to shards), and sparse gradients."""
-    given = {**dict(zip(_EMBEDDING_ARGUMENTS[func], args, strict=False)), **kwargs}
-    if given.get("sparse") and given["weight"].requires_grad and torch.is_grad_enabled():
+    arguments = {**dict(zip(_EMBEDDING_ARGUMENTS[func], args, strict=False)), **kwargs}
+    if arguments.get("sparse") and arguments["weight"].requires_grad and torch.is_grad_enabled():
         raise UntraceableError(
             f"{func.__name__} with sparse=True has sparse gradients, and parameters of a planned model are DTensors, "
             "whose gradients are dense: build it with sparse=False, and use Adam instead of SparseAdam",
             where=recorder.where(),
         )
-    most = given.get("max_norm")
+    most = arguments.get("max_norm")
     if most is None:
         return recorder.record(func, *args, **kwargs)
     raise UntraceableError(
@@ -196,8 +204,8 @@ def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _bincount(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """With `minlength`: ones (or weights) scatter-added into that many bins; larger values fail at run time."""
-    given = {**dict(zip(("input", "weights", "minlength"), args, strict=False)), **kwargs}
-    values, weights, bins = given["input"], given.get("weights"), given.get("minlength", 0)
+    arguments = {**dict(zip(("input", "weights", "minlength"), args, strict=False)), **kwargs}
+    values, weights, bins = arguments["input"], arguments.get("weights"), arguments.get("minlength", 0)
     if recorder.known.can_tell([t for t in (values, weights) if t is not None]):
         return recorder.record(func, *args, **kwargs)
     if not bins:

@@ -115,13 +115,17 @@ class Traced:
             return False
         if self.numbers_returned != other.numbers_returned:
             return False
-        if self.reads_values or other.reads_values or not _alike(self._constants_read(), other._constants_read()):
+        if (
+            self.reads_values
+            or other.reads_values
+            or not _equal_constants(self._constants_read(), other._constants_read())
+        ):
             return False
         if self.states != other.states:
             return False
         node_of = {str(n.target): n for n in other.graph.nodes if n.op == "placeholder"}
-        same = {node_of[name]: node_of[first] for name, first in self.inputs.same.items()}
-        return fingerprint(self.graph) == fingerprint(other.graph, same)
+        node_of_first = {node_of[name]: node_of[first] for name, first in self.inputs.same.items()}
+        return fingerprint(self.graph) == fingerprint(other.graph, node_of_first)
 
     def _constants_read(self) -> dict[str, Any]:
         """The constants that nodes name; not modules that forward creates (a loss), of which only ops are nodes."""
@@ -195,7 +199,7 @@ class Traced:
         """The nodes with this target: the name of a function, method, parameter or module."""
         return [n for n in self.graph.nodes if _name(n.target) == target]
 
-    def one(self, target: str) -> fx.Node:
+    def find_one(self, target: str) -> fx.Node:
         """The only node with this target."""
         (node,) = self.find(target)
         return node
@@ -227,18 +231,18 @@ class Traced:
         return [n for n in self.graph.nodes if any(p == path for p, _ in n.meta[SCOPE])]
 
 
-def _alike(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+def _equal_constants(constants: Mapping[str, Any], other_constants: Mapping[str, Any]) -> bool:
     """Whether two traces have equal constants: the same objects, or tensors with equal contents."""
-    return some.keys() == others.keys() and all(
-        value is others[name]
+    return constants.keys() == other_constants.keys() and all(
+        value is other_constants[name]
         or (
             isinstance(value, torch.Tensor)
-            and isinstance(others[name], torch.Tensor)
-            and value.dtype == others[name].dtype
+            and isinstance(other_constants[name], torch.Tensor)
+            and value.dtype == other_constants[name].dtype
             and not value.is_meta
-            and torch.equal(value, others[name])
+            and torch.equal(value, other_constants[name])
         )
-        for name, value in some.items()
+        for name, value in constants.items()
     )
 
 

@@ -110,8 +110,10 @@ def trace(
         traced = with_states(
             root,
             inputs.with_states(states or {}, same_inputs=same_inputs),
-            lambda given: trace_until_done(root, given, options, contained=contained, functions=unsupported == "leaf"),
-            lambda given: _once(root, given, options),
+            lambda inputs_with_states: trace_until_done(
+                root, inputs_with_states, options, contained=contained, functions=unsupported == "leaf"
+            ),
+            lambda inputs_with_states: _once(root, inputs_with_states, options),
             set_again or {},
         )
     finally:
@@ -190,13 +192,13 @@ def trace_until_done(
                 raise
             _become_leaf(attempt, options, error, functions, error)
         except contained as error:
-            _become_leaf(attempt, options, error, functions, _told(error, innermost))
+            _become_leaf(attempt, options, error, functions, _innermost_error(error, innermost))
         except Exception as error:
             policy = options.policy
-            if (told := met_stand_in(error)) is not None:
+            if (stand_in_error := met_stand_in(error)) is not None:
                 if not contained:
-                    raise told from error
-                _become_leaf(attempt, options, error, functions, told)
+                    raise stand_in_error from error
+                _become_leaf(attempt, options, error, functions, stand_in_error)
                 continue
             whole = _whole(root, options) if functions and (policy.failed or policy.functions) else None
             if whole is not None and broken is None:
@@ -211,7 +213,7 @@ def trace_until_done(
             raise
 
 
-def _told(error: Exception, innermost: dict[str, NotOneOpError]) -> Exception:
+def _innermost_error(error: Exception, innermost: dict[str, NotOneOpError]) -> Exception:
     return innermost.setdefault(error.reason, error) if isinstance(error, NotOneOpError) else error
 
 
@@ -230,20 +232,20 @@ def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -
     return traced
 
 
-def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions: bool, told: Exception) -> None:
-    """Make the innermost module a leaf from now on, or a function where that is the root; or raise `told`."""
+def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions: bool, shown_error: Exception) -> None:
+    """Make the innermost module a leaf from now on, or a function where that is the root; or raise `shown_error`."""
     root, policy = attempt.model, options.policy
     reason = error.reason if isinstance(error, NotOneOpError) else f"{type(error).__name__}: {error}"
     if attempt.calls.is_final:
-        raise told
+        raise shown_error
     module = attempt.culprit(error)
     if module is not None and module is not root and module not in policy.failed:
-        policy.failed.update(dict.fromkeys(_alike(root, module), reason))
+        policy.failed.update(dict.fromkeys(_modules_like(root, module), reason))
         return
     function = function_around(error, policy.functions, attempt.called) or _whole(root, options) if functions else None
     if function is None:
-        _tell_of_leaves(told, policy)
-        raise told
+        _tell_of_leaves(shown_error, policy)
+        raise shown_error
     policy.functions[function] = reason
 
 
@@ -273,7 +275,7 @@ def _whole(root: nn.Module, options: Options) -> FunctionType | None:
     return None if policy.unrolled else whole_forward(options.entry.of(root), policy.functions)
 
 
-def _alike(root: nn.Module, module: nn.Module) -> list[nn.Module]:
+def _modules_like(root: nn.Module, module: nn.Module) -> list[nn.Module]:
     """The module and those at the same place of other layers, which would fail as well, each in its own trace."""
     places = {m: re.sub(r"\d+", "#", path) for path, m in root.named_modules()}
     return [module, *(m for m, place in places.items() if type(m) is type(module) and place == places.get(module))]

@@ -42,7 +42,7 @@ class Experts:
 
     hidden (tokens, width), index and weights (tokens, k), parameters by `names`, as the module has them.
     `local_experts`: the number of experts that the parameters are for, if not all; index then counts among these, and
-    is `local_experts`, with weight 0, for routes to other experts. """
+    is `local_experts`, with weight 0, for routes to other experts."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Tensor], names: tuple[str, ...]) -> None:
         self.__name__ = self.__qualname__ = "experts"

@@ -45,7 +45,7 @@ class FunctionLeaf(LeafCall):
     """The call of such a function: `leaf(tensors, arguments, {})`, with flat arguments that `spec` puts together.
 
     `names`: the tensors, by their names in the root. `constants`: arguments that no graph can hold, by position.
-    `reason`: why the function could not be traced. """
+    `reason`: why the function could not be traced."""
 
     noun = "function"
 

@@ -24,7 +24,7 @@ def with_states(
     """The trace in which every state is an input. Whenever states turn up that are not, the model is traced again.
 
     `run` traces; `once` traces without making leaves of what cannot be traced. `set_again_before`: `Traced.set_again`
-    of an earlier call. """
+    of an earlier call."""
     set_again = {**set_again_before}
     while True:
         traced = run(inputs)

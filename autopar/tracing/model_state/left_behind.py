@@ -59,7 +59,7 @@ class ChangedAttributes(NamedTuple):
     `set`: those that calls set. `states`: further states, which have to become inputs. `maybe_states`: attributes made
     from constants, which are tables if a second call does not set them again; if it does, states (True) or lost
     (False). `from_constants`: all that are made from constants, with a `Look` for each tensor. `lost`: names of those
-    that calls cannot set. """
+    that calls cannot set."""
 
     set: list[Kept]
     states: list[State]
@@ -248,7 +248,7 @@ class LeftBehind:
         """The places where forward made tensors of this call's data that it left outside the modules' own attributes.
 
         These are in objects, classes, globals, and in lists and dicts among the arguments (`containers`). Calls of a
-        graph leave none there. """
+        graph leave none there."""
         own = [vars(entry.module) for entry in self._before]
         reported = {id(t) for values in own for name in values.keys() - OF_TORCH for t in tensors_in(values[name])}
         reported |= {
