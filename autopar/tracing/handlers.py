@@ -89,15 +89,11 @@ def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _squeezed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Name the dims of length 1 explicitly: a rank's part of a longer dim may have length 1 too."""
-    tensor, *positional = args or (kwargs["input"],)
-    rank, named_dims = tensor.ndim, positional[0] if positional else kwargs.get("dim", range(tensor.ndim))
-    dims = [int(d) for d in (named_dims if isinstance(named_dims, (tuple, list, range)) else (named_dims,))]
+    tensor, *rest = args or (kwargs["input"],)
+    rank, along = tensor.ndim, rest[0] if rest else kwargs.get("dim", range(tensor.ndim))
+    dims = [int(d) for d in (along if isinstance(along, (tuple, list, range)) else (along,))]
     lengths = [tensor.shape[d] for d in dims if -rank <= d < rank]
-    if (
-        len(lengths) < len(dims)
-        or any(type(n) is not int for n in lengths)
-        or (type(named_dims) is int and lengths == [1])
-    ):
+    if len(lengths) < len(dims) or any(type(n) is not int for n in lengths) or (type(along) is int and lengths == [1]):
         return recorder.record(func, *args, **kwargs)  # an error, symbols, or dims that are named already
     return recorder.record(Tensor.squeeze, tensor, tuple(d for d, n in zip(dims, lengths, strict=True) if n == 1))
 
@@ -106,16 +102,12 @@ def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`to`, `cpu`, `cuda`: data-free tensors change their dtype at most, never their device."""
     if func.__name__ in ("cpu", "cuda"):
         return args[0]
-    positional = list(args[1:])
-    if positional and (isinstance(positional[0], str) or type(positional[0]) is int):
-        positional[0] = torch.device(positional[0])
-    if (
-        positional
-        and all(isinstance(a, torch.device) for a in positional)
-        and not kwargs.keys() - {"device", "non_blocking"}
-    ):
+    options = list(args[1:])
+    if options and (isinstance(options[0], str) or type(options[0]) is int):
+        options[0] = torch.device(options[0])
+    if options and all(isinstance(a, torch.device) for a in options) and not kwargs.keys() - {"device", "non_blocking"}:
         return args[0]
-    return recorder.record(func, args[0], *positional, **kwargs)
+    return recorder.record(func, args[0], *options, **kwargs)
 
 
 def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:

@@ -256,16 +256,10 @@ def _form(pin: Pin, axis_names: Sequence[str]) -> Form:
         form = [None if part == "*" else Placement.parse(part) for part in parts]
     except LayoutError as error:
         raise InputError(f"constraint '{pin.text}': {error}") from error
-    plain = [
-        placement.dim
-        for part, placement in zip(parts, form, strict=True)
-        if placement and placement.is_sharded and "@" not in part
-    ]
+    plain = [p.dim for part, p in zip(parts, form, strict=True) if p and p.is_sharded and "@" not in part]
     return [
-        replace(placement, outer=_ANY_OUTER)
-        if placement and "@" not in part and plain.count(placement.dim) > 1
-        else placement
-        for part, placement in zip(parts, form, strict=True)
+        replace(p, outer=_ANY_OUTER) if p and "@" not in part and plain.count(p.dim) > 1 else p
+        for part, p in zip(parts, form, strict=True)
     ]
 
 
