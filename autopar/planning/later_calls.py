@@ -28,11 +28,11 @@ def request_beside(plan: Plan, request: Request) -> Request:
     others are asked for.
     """
     leaves, _ = split_requests(plan.constraints)
-    asked = request.memory_budget_bytes
+    budget_bytes = request.memory_budget_bytes
     return replace(
         request,
         constraints=tuple(dict.fromkeys((*leaves, *(request.constraints or plan.constraints)))),
-        memory_budget_bytes=plan.memory_budget_bytes if asked is None else asked,
+        memory_budget_bytes=plan.memory_budget_bytes if budget_bytes is None else budget_bytes,
     )
 
 
@@ -92,4 +92,4 @@ def trace_later(
 
 def plan_that_does(traced: Traced, earlier: Iterable[tuple[Any, Plan]]) -> Plan | None:
     """The plan of an earlier trace that computes the same as this one, or None."""
-    return next((plan for one, plan in earlier if traced.does_as(one)), None)
+    return next((plan for earlier_trace, plan in earlier if traced.does_as(earlier_trace)), None)

@@ -136,7 +136,7 @@ class PriceTable:
             backward,
             forward_live.sum(axis=0).astype(np.int64),
             back_live.sum(axis=0).astype(np.int64),
-            paths.found,
+            paths.possible,
             None if self.grouping is None else shares_of(paths, self.ref, wanted, self.grouping, mesh),
         )
 
