@@ -50,7 +50,9 @@ def trace_first(
     """
     traced = trace_for(model, examples, constants, request, watch)
     if repeated([leaf.example for leaf in traced.inputs.leaves]):
-        together = trace_for(model, examples, constants, request, watch, same_inputs=True, set_again=traced.set_again)
+        together = trace_for(
+            model, examples, constants, request, watch, same_inputs=True, set_again=traced.found_states.set_again
+        )
         if together.does_as(traced):
             traced.other_keys.append(together.own_key)
     return traced
@@ -81,7 +83,13 @@ def trace_later(
     alone = is_without_loss(request.loss_fn, {*examples, *constants})
     call = model, examples, constants, request, watch
     again = partial(
-        trace_for, *call, without_loss=alone, later=True, entry=entry, states=states, set_again=first.set_again
+        trace_for,
+        *call,
+        without_loss=alone,
+        later=True,
+        entry=entry,
+        states=states,
+        set_again=first.found_states.set_again,
     )
     traced = again(same_inputs=True)
     if traced.inputs.same and traced.does_as(apart := again()):

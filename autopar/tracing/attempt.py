@@ -29,6 +29,7 @@ from autopar.tracing.libraries import DataFreePaths
 from autopar.tracing.model_state.attributes import Attributes
 from autopar.tracing.model_state.caches import WeakTensorRefs, forget
 from autopar.tracing.model_state.carried_states import leave_out, mark_states
+from autopar.tracing.model_state.changed_state import FoundStates, LostChanges, SetByCalls
 from autopar.tracing.model_state.left_behind import LeftBehind
 from autopar.tracing.model_state.own_hooks import own_hooks_left_out
 from autopar.tracing.model_state.plain_reads import PlainReads
@@ -190,7 +191,7 @@ class Attempt:
         own_key: tuple[Hashable, Hashable],
     ) -> Traced:
         changed, reads = outcome.changed, outcome.reads
-        set_attributes = [module[:2] for module in changed.set]
+        set_names = tuple(attribute[:2] for attribute in changed.set)
         return Traced(
             self.graph,
             self.model,
@@ -202,18 +203,17 @@ class Attempt:
             types=self.calls.types,
             failures=self.options.policy.reasons(self.model),
             assumptions=tuple(self.recorder.finite.places),
-            attributes_set=changed.lost,
-            left_beside=outcome.left_beside,
             plain_values=reads.values(
-                self.model, outcome.leaves, [*set_attributes, *((state.path, state.name) for state in outcome.states)]
+                self.model, outcome.leaves, [*set_names, *((state.path, state.name) for state in outcome.states)]
             ),
-            set_attributes=tuple(set_attributes),
-            of_loss={path: module for path, module in reads.of_loss.items() if isinstance(module, nn.Module)},
-            set_outputs=set_outputs,
-            new_states=tuple(changed.states),
-            may_be_states=changed.maybe_states,
-            made_of_constants=changed.from_constants,
-            set_spec=outcome.set_spec,
+            set_by_calls=SetByCalls(
+                set_names,
+                outcome.set_spec,
+                set_outputs,
+                {path: module for path, module in reads.of_loss.items() if isinstance(module, nn.Module)},
+            ),
+            found_states=FoundStates(tuple(changed.states), changed.maybe_states, changed.from_constants),
+            lost=LostChanges(changed.lost, outcome.left_beside),
             numbers_returned=outcome.numbers,
             own_key=own_key,
             reads_memory=self.recorder.reads_memory,

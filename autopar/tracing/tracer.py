@@ -67,7 +67,7 @@ def trace(
     `without_loss`, the call leaves these arguments out. `same_inputs`: examples that are the same tensor are one input
     (default: each is its own). `entry`: what is called, by default the model itself. `states`: examples of attributes
     that carry over between calls; states that are found on the way are taken from the model. `set_again`: what an
-    earlier trace has found (`Traced.set_again`).
+    earlier trace has found (`FoundStates.set_again`).
 
     `parameter_dtype`: floating parameters and inputs have this dtype. `trace_sizes`: sizes that reach an op are nodes,
     else constants. `device`: the device that data-free tensors claim (default: that of the parameters, else of the
@@ -118,15 +118,15 @@ def trace(
         )
     finally:
         forget(options.remaining, root)
-    if traced.attributes_set:
+    if traced.lost.attributes:
         warn(
-            f"forward sets {', '.join(traced.attributes_set[:4])}, which later calls neither read again nor set: "
+            f"forward sets {', '.join(traced.lost.attributes[:4])}, which later calls neither read again nor set: "
             "make it a buffer, or pass it as an argument and return it"
         )
     hooked = users_hooks(root)
-    if traced.left_beside and not hooked:
+    if traced.lost.places and not hooked:
         warn(
-            f"forward stores what it computes at {', '.join(traced.left_beside[:4])} in an object, class, list or dict "
+            f"forward stores what it computes at {', '.join(traced.lost.places[:4])} in an object, class, list or dict "
             "outside its modules, and later calls do not: return it from forward"
         )
     if hooked:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from autopar.calls.states import State
 from autopar.graph import STATE
 from autopar.tracing.calls.inputs import Inputs
+from autopar.tracing.model_state.changed_state import FoundStates
 from autopar.tracing.model_state.left_values import Look
 from autopar.tracing.traced import Traced
 
@@ -23,20 +24,24 @@ def with_states(
 ) -> Traced:
     """The trace in which every state is an input. Whenever states turn up that are not, the model is traced again.
 
-    `run` traces; `once` traces without making leaves of what cannot be traced. `set_again_before`: `Traced.set_again`
-    of an earlier call."""
+    `run` traces; `once` traces without making leaves of what cannot be traced. `set_again_before`:
+    `FoundStates.set_again` of an earlier call.
+    """
     set_again = {**set_again_before}
     while True:
         traced = run(inputs)
-        new = {state: pytree.tree_map_only(torch.Tensor, _whole, state.read(root)) for state in traced.new_states}
-        if not new and not traced.may_be_states.keys() <= set_again.keys():
-            set_again |= _set_again(inputs, traced, once)
-        maybe = {} if new else {state: (goes_on, set_again[state]) for state, goes_on in traced.may_be_states.items()}
+        found = traced.found_states
+        new = {state: pytree.tree_map_only(torch.Tensor, _whole, state.read(root)) for state in found.new}
+        if not new and not found.maybe.keys() <= set_again.keys():
+            set_again |= _set_again(inputs, found, once)
+        maybe = {} if new else {state: (goes_on, set_again[state]) for state, goes_on in found.maybe.items()}
         new |= {state: state.read(root) for state, flags in maybe.items() if flags == (True, True)}
         if not new:
             lost = tuple(state.argument.partition(".")[2] for state, (_, again) in maybe.items() if again is not False)
             return replace(
-                traced, attributes_set=traced.attributes_set + lost, set_again=set_again, made_of_constants={}
+                traced,
+                found_states=replace(found, set_again=set_again, from_constants={}),
+                lost=replace(traced.lost, attributes=traced.lost.attributes + lost),
             )
         inputs = inputs.with_states(new)
 
@@ -49,19 +54,18 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return example.requires_grad_(tensor.requires_grad)
 
 
-def _set_again(inputs: Inputs, traced: Traced, once: Run) -> dict[State, bool | None]:
+def _set_again(inputs: Inputs, found: FoundStates, once: Run) -> dict[State, bool | None]:
     """For attributes that may be states: whether a second call, which finds what the first has left, sets them again.
 
     An attribute that is set from constants is either a table, which is set once, or a count; the second call tells. All
     are None if the second call cannot be traced.
     """
-    from_constants = traced.made_of_constants.items()
-    values = {state: pytree.tree_map_only(Look, Look.example, value) for state, value in from_constants}
+    values = {state: pytree.tree_map_only(Look, Look.example, value) for state, value in found.from_constants.items()}
     try:
         again = once(inputs.with_states(values))
     except Exception:  # the caller reports these attributes
-        return dict.fromkeys(traced.may_be_states)
-    return {state: (state.path, state.name) in again.set_attributes for state in traced.may_be_states}
+        return dict.fromkeys(found.maybe)
+    return {state: (state.path, state.name) in again.set_by_calls.names for state in found.maybe}
 
 
 def mark_states(graph: fx.Graph, outputs: Mapping[int, tuple[str, str]]) -> None:
