@@ -84,8 +84,8 @@ def set_state(optimizers: Sequence[Optimizer], tensors: Tensors, listed: Mapping
                 numbers.append(number := len(state))
                 state[number] = {**tensors[name], **listed["values"][name]}
             groups.append({**group, "params": numbers})
-        kept = {number: values for number, values in state.items() if values}
-        optimizer.load_state_dict({"state": kept, "param_groups": groups})
+        with_values = {number: values for number, values in state.items() if values}
+        optimizer.load_state_dict({"state": with_values, "param_groups": groups})
 
 
 def _empty_for(parameter: torch.Tensor, key: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

@@ -73,8 +73,8 @@ def save_checkpoint(
     def gather() -> tuple[dict[str, Any], dict[str, bytes]]:
         check_between_steps(model)
         tensors, listed = named_state(model, optimizers)
-        rest, parts = parted(extra_state or {})
-        own = {"random": random_states(model), "extra": rest}
+        plain, parts = parted(extra_state or {})
+        own = {"random": random_states(model), "extra": plain}
         files = {rank_file(together.rank): packed("extra_state", own)}
         if together.is_first:
             files[OPTIMIZER_FILE] = packed("the optimizer's state", listed)

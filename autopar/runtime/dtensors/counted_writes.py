@@ -28,15 +28,15 @@ def count_writes_into_lists() -> None:
 
 def _writing_lists() -> list[OpOverload[..., Any]]:
     """In-place ops on lists of tensors, without those of fused optimizers, for which torch counts no versions."""
-    found = []
+    ops = []
     for name in torch._C._dispatch_get_all_op_names():
         packet, _, overload = name.removeprefix("aten::").partition(".")
         if name.startswith("aten::_foreach_") and packet.endswith("_"):
-            found.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
-    return found
+            ops.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    return ops
 
 
 def _counted(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = in_torchs_own_way(op_call, args, kwargs)
-    increment_version([one for one in args[0] if isinstance(one, DTensor) and not one.is_inference()])
+    increment_version([tensor for tensor in args[0] if isinstance(tensor, DTensor) and not tensor.is_inference()])
     return result

@@ -62,7 +62,11 @@ def _decomposed(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs:
 def _filled(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     tensor, value = args
     mesh = tensor.device_mesh
-    sums = [axis for axis, one in enumerate(tensor.placements) if isinstance(one, Partial) and one.reduce_op == "sum"]
+    sums = [
+        axis
+        for axis, placement in enumerate(tensor.placements)
+        if isinstance(placement, Partial) and placement.reduce_op == "sum"
+    ]
     op_call(tensor._local_tensor, 0 if any(mesh.get_local_rank(axis) for axis in sums) else value)
     return tensor
 

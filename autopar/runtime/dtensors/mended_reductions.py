@@ -53,20 +53,20 @@ def _extreme(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 def _of_joined(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments with parts that are not plain summands (those of norms) combined; torch takes them for summands."""
-    tensor, *rest = args
+    tensor, *arguments = args
     if not any(isinstance(placement, Partial) and type(placement) is not Partial for placement in tensor.placements):
         return args
     whole = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
-    return (tensor.redistribute(placements=whole), *rest)
+    return (tensor.redistribute(placements=whole), *arguments)
 
 
 def _over_dims(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    tensor, *rest = _of_joined(args)
-    if rest and isinstance(rest[0], (list, tuple)) and not rest[0]:
-        rest[0] = [*range(tensor.ndim)]
-    return (tensor, *rest)
+    tensor, *arguments = _of_joined(args)
+    if arguments and isinstance(arguments[0], (list, tuple)) and not arguments[0]:
+        arguments[0] = [*range(tensor.ndim)]
+    return (tensor, *arguments)
 
 
 def _scan(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    tensor, dim, *rest = args
-    return (tensor, dim % max(tensor.ndim, 1), *rest)
+    tensor, dim, *arguments = args
+    return (tensor, dim % max(tensor.ndim, 1), *arguments)

@@ -38,23 +38,23 @@ class GradientSums:
 
     def put(self, place: int, stage: Stage | None, gradient: torch.Tensor) -> None:
         """Keep a gradient that nobody else holds as the sum so far."""
-        self._found.setdefault(_here(place), {})[stage] = gradient
+        self._found.setdefault(_key_of(place), {})[stage] = gradient
 
     def take(self, place: int, stage: Stage | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Add the sum so far to a gradient, and keep it here no longer."""
-        before = self._found.get(_here(place), {}).pop(stage, None)
+        before = self._found.get(_key_of(place), {}).pop(stage, None)
         if before is None or gradient is None:
             return gradient if before is None else before
         return before.add_(gradient)
 
     def take_rest(self, place: int) -> list[torch.Tensor]:
         """Remove, reduce and return the remaining sums of a parameter."""
-        rest = self._found.pop(_here(place), {})
-        stages = {stage: gradient for stage, gradient in rest.items() if stage is not None}
-        return [*(gradient for stage, gradient in rest.items() if stage is None), *reduced_at_once(stages)]
+        remaining = self._found.pop(_key_of(place), {})
+        stages = {stage: gradient for stage, gradient in remaining.items() if stage is not None}
+        return [*(gradient for stage, gradient in remaining.items() if stage is None), *reduced_at_once(stages)]
 
 
-def _here(place: int) -> tuple[int, int]:
+def _key_of(place: int) -> tuple[int, int]:
     return torch._C._current_graph_task_id(), place
 
 

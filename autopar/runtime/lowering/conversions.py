@@ -48,7 +48,7 @@ class Conversions:
         layout = self.wanted(ref, layout)
         if (ref, layout) not in scope.converted:
             if scope.parent is not None and scope.takes_converted(ref):
-                scope.converted[ref, layout] = scope.given(self.value(ref, layout, scope.parent, position))
+                scope.converted[ref, layout] = scope.further_input(self.value(ref, layout, scope.parent, position))
                 return scope.converted[ref, layout]
             steps = self._recipe(ref, layout)
             if self._is_parameter(ref) and moves(steps):
@@ -141,15 +141,15 @@ class Conversions:
         bucket = Bucket(
             tuple(self.places[n] for n in names),
             names,
-            tuple(one.stages[0] for one in recipes),
+            tuple(recipe.stages[0] for recipe in recipes),
             again=any(self._is_made_again(n, scope) for n in names),
             in_segment=scope.parent is not None,
         )
         bucket.check()
         shards = [scope.value(member) for member, _ in members]
-        made = scope.graph.call_function(bucket, (scope.transit(), *shards))
+        converted = scope.graph.call_function(bucket, (scope.transit(), *shards))
         for number, member in enumerate(members):
-            scope.converted[member] = scope.pick(made, (pytree.SequenceKey(number),))
+            scope.converted[member] = scope.pick(converted, (pytree.SequenceKey(number),))
         self.stops.append(Stop(bucket, scope.segment, position <= scope.replayed))
 
     def _is_made_again(self, name: str, scope: Scope) -> bool:
@@ -179,9 +179,9 @@ def dtype_named(name: str | None) -> torch.dtype | None:
 def _buckets(plan: Plan) -> dict[tuple[str, Layout, int], PlannedBucket]:
     """The plan's buckets by their members: (name, wanted layout, segment)."""
     return {
-        (name, wanted, bucket.segment): bucket
+        (name, layout, bucket.segment): bucket
         for bucket in plan.buckets
-        for name, wanted in zip(bucket.names, bucket.wanted, strict=True)
+        for name, layout in zip(bucket.names, bucket.wanted, strict=True)
     }
 
 
