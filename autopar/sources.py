@@ -66,10 +66,10 @@ def load_source(
             f"{text!r} is not a model: write a name that `autopar zoo` lists, hf:ARCHITECTURE (hf:GPT2LMHeadModel) or "
             f"module:function{_close(text, list(ZOO))}"
         )
-    return _own(kind, name, batch, sequence)
+    return _of_user(kind, name, batch, sequence)
 
 
-def _own(module_name: str, function_name: str, batch: int | None, sequence: int | None) -> Source:
+def _of_user(module_name: str, function_name: str, batch: int | None, sequence: int | None) -> Source:
     """What the user's function returns: a model, (model, meta_args) or (model, meta_args, loss_fn)."""
     if module_name.endswith(".py"):  # importing it would run the file, and then fail
         named = f"{Path(module_name).stem}:{function_name}"

@@ -75,7 +75,7 @@ class Model:
         self._wants: dict[tuple[int, int], dict[Layout, list[int]]] = {}
         self._kept: dict[tuple[int, int], int] = {}
         self._transports: dict[tuple[int, int, int, int], Array] = {}
-        self.program.once.shares = self.problem.shares_choices
+        self.program.shared_columns.shares = self.problem.shares_choices
         for number, op in enumerate(self.problem.ops):
             if op.like is not None:
                 self.x.append(self.x[op.like])

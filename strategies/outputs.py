@@ -62,7 +62,7 @@ def _indices(members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Any]
             places_of_op[key] = (
                 _where_outside(op, positions[node])
                 if isinstance(op, RuledBlock)
-                else [_where(op.bound, position) for position in positions[node]]
+                else [_spots_of(op.bound, position) for position in positions[node]]
             )
         for places in places_of_op[key]:
             first: Place | None = None
@@ -76,7 +76,7 @@ def _indices(members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Any]
 
 
 def _where_outside(block: RuledBlock, positions: Sequence[Any]) -> list[list[tuple[int, int, int]]]:
-    """Where each index of a block lies in the block's outer tensors, in the form that `_where` returns for one
+    """Where each index of a block lies in the block's outer tensors, in the form that `_spots_of` returns for one
     digit."""
     index = _indices(block.members, dict(zip(block.members, positions, strict=True)))
     number = {ref: t for t, ref in enumerate(block.outer)}
@@ -87,7 +87,7 @@ def _where_outside(block: RuledBlock, positions: Sequence[Any]) -> list[list[tup
     return list(places_of_root.values())
 
 
-def _where(bound: Bound, position: Position) -> list[tuple[int, int, int]]:
+def _spots_of(bound: Bound, position: Position) -> list[tuple[int, int, int]]:
     """Where a digit lies in each tensor that has it: the tensor's number, the dim, and the digit's `outer` in it."""
     spots = [(t, spots_of_factors[position.factor]) for t, spots_of_factors in enumerate(bound.spots)]
     return [(t, spot.dim, spot.outer * position.outer) for t, spot in spots if spot is not None]

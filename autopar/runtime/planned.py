@@ -108,7 +108,7 @@ class Planned:
         kwargs = with_states(self.programs.states, model, kwargs)
         args, kwargs = gathered(args, kwargs, self.programs[0].plan.inputs)
         key = call_key(self.structure.modules, args, kwargs, entry, reads_memory=self.programs.read_memory)
-        cached = self.programs.known(key)
+        cached = self.programs.cached(key)
         changed = self._changed(cached[0], model) if cached is not None else {}
         if not torch.compiler.is_compiling():
             self._announce(model, key, args, kwargs, changed, entry)
@@ -142,7 +142,7 @@ class Planned:
         if program.plan.inputs == "local" and torch.is_grad_enabled():
             inputs = asked_as_own(inputs, program, self.device_mesh.size())
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
-        watched = lowered.route.again and torch.is_grad_enabled()
+        watched = lowered.route.regathers and torch.is_grad_enabled()
         label = self.user_class.__name__ if entry == FORWARD else str(entry)
         with named(f"call of {label}"), transit.gathers.watching() if transit and watched else nullcontext():
             outputs = lowered.module(*inputs, *state, transit, *random)

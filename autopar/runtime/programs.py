@@ -210,7 +210,7 @@ class Programs(Sequence[Program]):
         if not torch.compiler.is_compiling():  # it would be one number for all calls, and torch 2.11 follows no counter
             program.last_use = next(self._uses)
 
-    def known(self, key: Hashable | None) -> tuple[Program, Order] | None:
+    def cached(self, key: Hashable | None) -> tuple[Program, Order] | None:
         """The program that calls with this key run, and the order of their arguments as its inputs."""
         return self._calls.get(key) if key is not None else None
 

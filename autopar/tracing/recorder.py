@@ -134,7 +134,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         inputs = Arguments(self, args, kwargs)
         if inputs.unknown and (output := of_tensors(self, func, args, kwargs, inputs)) is not NotImplemented:
             return output
-        result = self._again(func, args, kwargs, inputs)
+        result = self._repeated(func, args, kwargs, inputs)
         if result is not None:
             return self._write_down(func, args, kwargs, inputs, result)
         versions = [t._version for t in inputs.tensors]
@@ -252,11 +252,11 @@ class Recorder(TorchFunctionMode, GraphWriter):
         """A context in which torch functions are recorded, whether they already are or not."""
         return contextlib.nullcontext() if self.is_recording() else self
 
-    def _again(self, func: Callable[..., Any], args: Any, kwargs: Any, inputs: Arguments) -> Tensor | None:
+    def _repeated(self, func: Callable[..., Any], args: Any, kwargs: Any, inputs: Arguments) -> Tensor | None:
         """The result of a call that ran before and only makes one tensor of unknown values; None for other calls."""
         if inputs.replaced or not inputs.tensors or func in MADE_KNOWN or self.known.can_tell(inputs.tensors):
             return None
-        return self.runs.again(func, args, kwargs)
+        return self.runs.repeated_result(func, args, kwargs)
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, inputs: Arguments) -> tuple[Any, Any]:
         """The result on data-free tensors; and the real result, where the shape follows only from real values."""

@@ -25,7 +25,7 @@ class Runs:
     def __init__(self) -> None:
         self._seen: dict[Any, Tensor | _Outcome] = {}
 
-    def again(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
+    def repeated_result(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
         """The result of a call that ran before, wrote nothing and made one tensor; None for any other call."""
         key = _key(func, args, kwargs)
         outcome = None if key is None else self._seen.get(key)

@@ -113,7 +113,7 @@ def trace(
             lambda inputs_with_states: trace_until_done(
                 root, inputs_with_states, options, contained=contained, functions=unsupported == "leaf"
             ),
-            lambda inputs_with_states: _once(root, inputs_with_states, options),
+            lambda inputs_with_states: _trace_once(root, inputs_with_states, options),
             set_again or {},
         )
     finally:
@@ -140,15 +140,15 @@ def trace(
 
 
 def _free_sizes(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> FreeSizes:
-    def again(tensors: Mapping[str, Any]) -> fx.Graph:
-        graph = _once(root, inputs.with_examples(tensors), options).graph
+    def graph_of(tensors: Mapping[str, Any]) -> fx.Graph:
+        graph = _trace_once(root, inputs.with_examples(tensors), options).graph
         forget(options.remaining, root)
         return graph
 
-    return prove(traced.graph, {v.name: v.example for v in inputs.leaves if not v.known}, again)
+    return prove(traced.graph, {v.name: v.example for v in inputs.leaves if not v.known}, graph_of)
 
 
-def _once(root: nn.Module, inputs: Inputs, options: Options) -> Traced:
+def _trace_once(root: nn.Module, inputs: Inputs, options: Options) -> Traced:
     attempt = Attempt(root, inputs, options)
     try:
         return attempt.run()
@@ -220,7 +220,7 @@ def _innermost_error(error: Exception, innermost: dict[str, NotOneOpError]) -> E
 def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> Traced:
     """The graph that is valid for infinite activations too, if it only adds clamps; else `traced`, with a warning."""
     try:
-        mended = _once(root, inputs, replace(options, are_finite=False))
+        mended = _trace_once(root, inputs, replace(options, are_finite=False))
     except Exception:  # the path of an unhealthy step may raise or ask for more data
         mended = traced
     if mended is not traced and differs_by_mends(mended.graph, traced.graph):

@@ -115,7 +115,7 @@ def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Seque
         remaining = tuple(s for s in before if spoken.holds(node, s))
         if before and not remaining and pin.sign != "~":
             subject = _place(memory, spoken, node, before) or describe(memory, node)
-            raise ExcludedError(pin.text, f"{subject} cannot have this layout{_others(spoken, node, before)}")
+            raise ExcludedError(pin.text, f"{subject} cannot have this layout{_possible_layouts(spoken, node, before)}")
         strategies[node] = remaining or before
         changes |= len(strategies[node]) < len(before)
     # A pin that takes no strategy away leaves equal blocks equal, so it marks no nodes.
@@ -195,12 +195,12 @@ def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tupl
     if kind == "recompute":
         return {node: () for nodes in inside.values() for node in nodes if output_tensors(node)}
     for nodes in inside.values():
-        for ref in _given(nodes):
+        for ref in _module_outputs(nodes):
             places_of[ref.node] = tuple(sorted({*places_of.get(ref.node, ()), ref.index}))
     return {node: places for node, places in places_of.items() if places}
 
 
-def _given(nodes: Sequence[fx.Node]) -> list[TensorRef]:
+def _module_outputs(nodes: Sequence[fx.Node]) -> list[TensorRef]:
     """The outputs of a module: the tensors that its nodes make and other nodes read."""
     own = set(nodes)
     leaving = (node for node in nodes if any(user not in own for user in node.users))
@@ -232,7 +232,7 @@ def _place(memory: StepMemory, spoken: Spoken, node: fx.Node, strategies: Sequen
     return ""
 
 
-def _others(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
+def _possible_layouts(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
     """The layouts that a node can have, if they are few; else empty."""
     layouts = dict.fromkeys(str(layout) for strategy in strategies for layout in spoken.layouts(node, strategy))
     return f", only {' or '.join(layouts)}{asked_of_inputs(node)}" if len(layouts) <= _FEW else ""

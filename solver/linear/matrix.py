@@ -93,7 +93,7 @@ class Matrix:
 
     def __init__(self, program: Program) -> None:
         self.columns, self.lines = len(program.names), len(program.rows)
-        self.row, self.column, self.value = program.entries.arrays(added_up=program.once.shares)
+        self.row, self.column, self.value = program.entries.arrays(added_up=program.shared_columns.shares)
         self.lower, self.upper = np.array(program.lower), np.array(program.upper)
         self.integer, self.whole = (np.frombuffer(bytes(flags), bool) for flags in (program.integer, program.whole))
         self.cost = np.zeros(self.columns)

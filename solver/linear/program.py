@@ -12,10 +12,10 @@ import numpy as np
 from autopar.solver.linear.engines import Engine, engine, is_highs, optimise
 from autopar.solver.linear.highs import Basis
 from autopar.solver.linear.matrix import Matrix
-from autopar.solver.linear.once import Once
 from autopar.solver.linear.outcome import INTEGRALITY, NONE, Bounds, Outcome
 from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator, Opened
 from autopar.solver.linear.relaxation import Relaxation
+from autopar.solver.linear.shared_columns import SharedColumns
 from autopar.solver.linear.terms import Array, Entries, Terms
 
 # Up to so many columns, HiGHS's presolve must not aggregate: it lost the optimum of a program of 142 columns whose
@@ -48,7 +48,7 @@ class Program:
     flows: list[Flows] = field(default_factory=list)
     implied_rows: list[Implied] = field(default_factory=list)
     opened: list[Opened] = field(default_factory=list)
-    once: Once = field(default_factory=Once)
+    shared_columns: SharedColumns = field(default_factory=SharedColumns)
     _matrix: Matrix | None = None
     _root: tuple[Array, Outcome] | None = None  # the costs and the relaxation of the whole program
 

@@ -77,7 +77,7 @@ class Network:
         for old, new in zip(before, self._every, strict=False):
             for old_arm, arm in zip(old.arms, new.arms, strict=True):
                 arm.message = old_arm.message
-        self._some = [star for star in self._every if star.says]
+        self._some = [star for star in self._every if star.costs_something]
         self._ends: list[list[tuple[Star, int]]] = [[] for _ in self.problem.ops]
         for star in self._some:
             for end, arm in enumerate(star.arms):
@@ -196,16 +196,16 @@ class Network:
         """A star; those of activations do not depend on weights and are computed once for ops of equal choices."""
         tensor, _ = uses[0]
         if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node):
-            return self._made(uses, kinds, count)
+            return self._new_star(uses, kinds, count)
         ends = self.costs.ports(tensor), *(self.costs.wanted(tensor_of_use, use) for tensor_of_use, use in uses)
         key = id(self.costs.table(self.problem.ref(tensor))), *map(id, ends), *kinds, count
         if key not in self._alike:
-            self._alike[key] = self._made(uses, kinds, count)
+            self._alike[key] = self._new_star(uses, kinds, count)
         like = self._alike[key]
         ops = tensor.source, *(use.op for _, use in uses)
         return Star(like.price, [replace(arm, op=op) for op, arm in zip(ops, like.arms, strict=True)])
 
-    def _made(self, uses: Readers, kinds: Sequence[str], count: float) -> Star:
+    def _new_star(self, uses: Readers, kinds: Sequence[str], count: float) -> Star:
         tensor, ports = uses[0][0], self.costs.ports(uses[0][0])
         wants = [self.costs.wanted(of_use, use) for of_use, use in uses]
         columns: dict[Layout, int] = {}

@@ -72,7 +72,7 @@ class Pruner:
 
     def choice_bounds(self, problem: Problem) -> Sequence[Array]:
         """For each op, an array over its choices: a lower bound in seconds on all plans that make the choice."""
-        return self._known(problem).least
+        return self._climbed_network(problem).least
 
     def best_and_stored(self, problem: Problem) -> ChoiceSubset:
         """The choices of least bound of each op, and all choices of parameters (how they are stored)."""
@@ -81,7 +81,7 @@ class Pruner:
 
     def bound(self, problem: Problem) -> float:
         """A lower bound in seconds on all plans."""
-        return self._known(problem).bound
+        return self._climbed_network(problem).bound
 
     def free(self, problem: Problem, time_limit: float) -> Found:
         """The fastest plan without a budget. The model may be a restricted one, but the status and bound of the outcome
@@ -89,7 +89,7 @@ class Pruner:
         choices, end = self.choices(problem), cpu_seconds() + time_limit
         if choices.count_flows(choices.all) <= _MAX_FLOWS_ALL_CHOICES:
             return self._all(problem, time_limit)
-        network = self._known(problem)
+        network = self._climbed_network(problem)
         required: ChoiceSubset = [least == least.min() for least in network.least]
         best: Found | None = None
         bound, highest = network.bound, math.inf
@@ -155,7 +155,7 @@ class Pruner:
         model = Model(problem, tables=self.tables)
         return model, run(model, self.solver, time_limit, self.gap)
 
-    def _known(self, problem: Problem) -> Network:
+    def _climbed_network(self, problem: Problem) -> Network:
         if self._network is None:
             self._network = Network(problem, self.tables)
             self._network.climb()

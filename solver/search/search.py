@@ -138,7 +138,7 @@ def _by_parts(
         start, own = best, clock
         if is_near:
             own = Clock(*[_NEAR_PART_SHARE * clock.remaining(True)] * 2)
-            if best is given_best or not _has(part, best):  # with a far one, boxes are cut before HiGHS tries them
+            if best is given_best or not _contains(part, best):  # with a far one, boxes are cut before HiGHS tries them
                 start = None
         try:
             outcome = _of_part(part, root.basis, start, solver, gap, own, limit)
@@ -158,7 +158,7 @@ def _by_parts(
             return outcome
 
 
-def _has(part: Shrunk, solution: Outcome | None) -> bool:
+def _contains(part: Shrunk, solution: Outcome | None) -> bool:
     """Whether a part contains a solution of its program."""
     return solution is not None and bool(np.isin(np.flatnonzero(solution.values), part.columns).all())
 

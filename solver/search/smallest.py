@@ -52,18 +52,18 @@ _MIN_FIRST_PATIENCE = 10.0  # seconds for a first plan of few choices, whatever 
 @dataclass(frozen=True)
 class _Seconds:
     """CPU seconds to minimise the peak of a program (`least`), to find any solution of it (`patience`), for the plan
-    of `each` trial budget, and for `all` trial budgets together."""
+    `per_search` of a trial budget, and for `all` trial budgets together."""
 
     least: float = 20.0
     patience: float = 60.0
-    each: float = 15.0
+    per_search: float = 15.0
     all: float = 45.0
 
     @classmethod
     def within(cls, time_limit: float) -> _Seconds:
         """The defaults if the time limit is a minute or more, else in proportion less."""
         whole, share = cls(), min(time_limit / _FULL_TIME_LIMIT, 1.0)
-        return cls(share * whole.least, share * whole.patience, share * whole.each, share * whole.all)
+        return cls(share * whole.least, share * whole.patience, share * whole.per_search, share * whole.all)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class LeastMemory:
         if plan is None:
             plan = self._of_fastest()
         end, pruner = cpu_seconds() + self._seconds.all, replace(self.pruner, gap=_TRIAL_PLAN_GAP)
-        trials = _Trials(self.problem, pruner, max(bound, too_small) / UNIT, self._seconds.each, end)
+        trials = _Trials(self.problem, pruner, max(bound, too_small) / UNIT, self._seconds.per_search, end)
         plan = trials.downwards(plan or trials.upwards())
         return replace(plan, bound_bytes=min(trials.bound * UNIT, plan.budget_bytes))
 
@@ -173,7 +173,7 @@ class LeastMemory:
         """The plan that is fastest without a budget, with the memory that it needs."""
         with suppress(InfeasibleError, TimeLimitError):
             pruner = replace(self.pruner, gap=_TRIAL_PLAN_GAP)
-            fastest = pruner.free(self.problem, self._seconds.each)
+            fastest = pruner.free(self.problem, self._seconds.per_search)
             if len(fastest[1].values):
                 return _with_choices_of(self.problem, fastest, pruner.solver, pruner.gap, self._seconds)
         return None
@@ -248,7 +248,7 @@ def _with_choices_of(problem: Problem, plan: Found, solver: str, gap: float, sec
     program, peak = model.program, Rows(model, None).peak
     _only_peak_costs(model, peak)
     everything = np.arange(len(program.names))
-    outcome = program.integrate(solver, everything, seconds.each, gap, fixed_counts(*plan, model))
+    outcome = program.integrate(solver, everything, seconds.per_search, gap, fixed_counts(*plan, model))
     return _as_smallest(model, _whole(program, outcome), 0.0) if len(outcome.values) else None
 
 

@@ -88,7 +88,7 @@ def fastest_near(
 ) -> tuple[Model, Outcome] | None:
     """A better plan near a known one, searched for some seconds and without a bound; None if the known plan violates
     the memory rows."""
-    model, best = _beside(pruner, problem, budget_bytes, plan)
+    model, best = _model_of(pruner, problem, budget_bytes, plan)
     return (model, run_near(model, best, pruner.solver, pruner.gap, seconds)) if best is not None else None
 
 
@@ -218,7 +218,7 @@ class _Search:
         """The fastest plan found in some seconds among few choices and those of a known plan, which may be slow; None
         if the known plan violates the memory rows."""
         seconds = self._for_faster(_RESTRICTED_SHARE * self.remaining)
-        model, best = _beside(self.pruner, self.problem, self.budget_bytes, plan)
+        model, best = _model_of(self.pruner, self.problem, self.budget_bytes, plan)
         if best is None:
             return None
         with suppress(TimeLimitError):
@@ -246,7 +246,7 @@ class _Search:
         return run(model, self.pruner.solver, seconds, near, patience=patience, best=best, first=first)
 
 
-def _beside(pruner: Pruner, problem: Problem, budget_bytes: float, plan: Found) -> tuple[Model, Outcome | None]:
+def _model_of(pruner: Pruner, problem: Problem, budget_bytes: float, plan: Found) -> tuple[Model, Outcome | None]:
     """A model of few choices and those of a known plan, and this plan as its solution; None for the latter if the plan
     violates the memory rows."""
     choices = pruner.choices(problem)

@@ -55,7 +55,7 @@ def counted(program: Program, ones: Sequence[Array | Sequence[int]], times: Mapp
     """Variables equal to `times` (an expression in counts, at most `most`) times each sum of `ones`; exactly one of all
     `ones` together is 1, so the variables also sum up to `times`."""
     ones = [np.asarray(variables) for variables in ones]
-    return program.once(("counted", *times.items(), most), ones, lambda: _counted(program, ones, times, most))
+    return program.shared_columns(("counted", *times.items(), most), ones, lambda: _counted(program, ones, times, most))
 
 
 def _counted(program: Program, ones: Sequence[Array], times: Mapping[int, float], most: int) -> Array:
@@ -175,7 +175,7 @@ def largest(
 ) -> tuple[Array, Array]:
     """For grids of variables (-1 for none): at which places any grid has one, and there a variable that is at least
     each of these."""
-    bounds = program.once((name, upper), grids, lambda: _largest(program, grids, name, upper))
+    bounds = program.shared_columns((name, upper), grids, lambda: _largest(program, grids, name, upper))
     return bounds >= 0, bounds[bounds >= 0]
 
 

@@ -81,7 +81,7 @@ class Star:
         return len(self.arms) - 1
 
     @property
-    def says(self) -> bool:
+    def costs_something(self) -> bool:
         """Whether any conversion costs something."""
         return bool(self.price.any()) or any(arm.own is not None for arm in self.arms)
 

@@ -70,10 +70,10 @@ def each_own_rows(
     """This rank's rows of all outputs; `dims`: for each tensor, the dim along which they lie."""
     along = iter(dims)
     pairs = zip(values, lie, strict=True)
-    return [value if at is None else _own(value, device_mesh, next(along)) for value, at in pairs]
+    return [value if at is None else _rows_or_as_is(value, device_mesh, next(along)) for value, at in pairs]
 
 
-def _own(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor:
+def _rows_or_as_is(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor:
     """This rank's rows of an output along a dim, or the whole if `dim` is -1. While gradients are enabled, an output
     whose rows would have to be sent stays as it is."""
     if torch.is_grad_enabled() and not are_here(value, dim):

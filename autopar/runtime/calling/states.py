@@ -87,7 +87,7 @@ def take_over(model: nn.Module, program: Program, known_states: Collection[str],
     """
     is_local = program.plan.inputs == "local"
 
-    def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def part(name: str, tensor: torch.Tensor) -> torch.Tensor:
         layout_on_mesh = program.inputs.get(name)
         if is_local and layout_on_mesh is not None and not layout_on_mesh[0].is_replicated:
             return rows_of_rank(tensor, device_mesh, next(p.dim for p in layout_on_mesh[0].placements if p.is_sharded))
@@ -95,7 +95,7 @@ def take_over(model: nn.Module, program: Program, known_states: Collection[str],
 
     for argument, state in program.traced.states.items():
         if argument not in known_states:
-            state.put(model, replaced(argument, state.read(model), own))
+            state.put(model, replaced(argument, state.read(model), part))
 
 
 def _dim_of(name: str, shape: Sequence[int], rows: Mapping[str, int], device_mesh: DeviceMesh) -> int:
@@ -145,13 +145,13 @@ def deal_out_states(model: nn.Module, program: Program, mesh: LocalMesh, device:
     """
 
     def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.is_meta else _own(tensor, program.inputs.get(name), mesh, device)
+        return tensor if tensor.is_meta else _rows_of_first_rank(tensor, program.inputs.get(name), mesh, device)
 
     for argument, state in program.traced.states.items():
         state.put(model, replaced(argument, state.read(model), own))
 
 
-def _own(
+def _rows_of_first_rank(
     tensor: torch.Tensor, layout_on_mesh: LayoutOnMesh | None, mesh: LocalMesh, device: torch.device
 ) -> torch.Tensor:
     needs_grad = tensor.requires_grad

@@ -79,7 +79,7 @@ def load_checkpoint(
         return opened, state, listed, own
 
     opened, state, listed, own = together.all_do("opening a checkpoint", prepare)
-    together.same("the checkpoint to load", (str(path), opened.sequence))
+    together.check_same("the checkpoint to load", (str(path), opened.sequence))
     _read(state, path, together)
 
     def install() -> None:

@@ -84,7 +84,7 @@ def save_checkpoint(
         return {"model": model.state_dict(), "optimizer": tensors, "extra": parts}, files
 
     state, files = together.all_do("collecting a checkpoint", gather)
-    together.same("the step and the folder of a checkpoint", (step, str(folder)))
+    together.check_same("the step and the folder of a checkpoint", (step, str(folder)))
     partial = together.first_does("starting a checkpoint", lambda: begin(folder, step))
     together.all_do("looking for the checkpoint's folder", lambda: check_seen(partial))
 

@@ -71,7 +71,7 @@ class Together:
         """The result of `work`, which only rank 0 runs, on every rank; if it fails, raises on every rank."""
         return self.gathered(self.all_do(doing, work if self.is_first else lambda: None))[0]  # type: ignore[return-value]
 
-    def same(self, name: str, value: object) -> None:
+    def check_same(self, name: str, value: object) -> None:
         """Raise InputError on every rank unless all hold an equal value."""
         values = self.gathered(value)
         if any(other != values[0] for other in values):

@@ -28,16 +28,15 @@ if TYPE_CHECKING:
 class Bucket:
     """`places` are the positions of the members' shards in the state.
 
-    `in_segment`: the bucket is inside a recomputed segment, whose replay gathers it again. `again`: outside segments,
-    the gathered copies are freed after their use in forward and gathered again in backward (ZeRO-3). A copy that only
-    differs in dtype, or is a slice of what the rank stores, is made again without a collective; if its gradient needs
-    no collective either, it has a bucket of its own.
-    """
+    `in_segment`: the bucket is inside a recomputed segment, whose replay gathers it again. `regathers`: outside
+    segments, the gathered copies are freed after their use in forward and gathered again in backward (ZeRO-3). A copy
+    that only differs in dtype, or is a slice of what the rank stores, is made again without a collective; if its
+    gradient needs no collective either, it has a bucket of its own."""
 
     places: tuple[int, ...]
     names: tuple[str, ...]
     stages: tuple[Stage, ...]
-    again: bool
+    regathers: bool
     in_segment: bool
     __name__: str = "bucket"
 

@@ -85,7 +85,7 @@ class Gathers:
 
     def keep_places(self, bucket: Bucket, members: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> None:
         """Let the hooks recognise members that are copies to be made again, and save references in their place."""
-        if self._live is None or not bucket.again:
+        if self._live is None or not bucket.regathers:
             return
         for member, (tensor, shard) in enumerate(zip(members, shards, strict=True)):
             storage = StorageWeakRef(tensor.untyped_storage())

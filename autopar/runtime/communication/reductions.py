@@ -22,7 +22,7 @@ from autopar.runtime.communication.route import Route
 from autopar.runtime.communication.unwanted import leave
 from autopar.runtime.gradients.accumulation import Accumulation
 from autopar.runtime.gradients.gradient_sums import GradientSums
-from autopar.runtime.gradients.own_gradients import own
+from autopar.runtime.gradients.own_gradients import unshared
 from autopar.runtime.ranges import named
 
 
@@ -48,11 +48,7 @@ class Reductions:
         `fills`: the pass adds to `.grad`. A pass that does not leaves accumulated gradients as they are.
         """
         accumulation = self._accumulation
-        incoming = (
-            list(gradients)
-            if bucket.reduces
-            else [flight_before if flight_before is None else own(flight_before) for flight_before in gradients]
-        )
+        incoming = list(gradients) if bucket.reduces else [g if g is None else unshared(g) for g in gradients]
         if bucket.reduces and fills:
             holds = self._held or not accumulation.moves()
             for i, (name, stage) in enumerate(zip(bucket.names, bucket.stages, strict=True)):
@@ -93,7 +89,7 @@ class Reductions:
         for i, (place, stage) in enumerate(zip(bucket.places, bucket.stages, strict=True)):
             gradient = self._sums.take(place, stage, incoming[i])
             if i in leaves and gradient is not None:
-                self._sums.put(place, stage, own(gradient) if gradient is incoming[i] else gradient)
+                self._sums.put(place, stage, unshared(gradient) if gradient is incoming[i] else gradient)
                 gradient = None
             incoming[i] = gradient
 

@@ -29,7 +29,7 @@ class Route:
 
     forward: dict[Bucket, Bucket] = field(default_factory=dict)  # next bucket, by the one before
     backward: dict[Bucket, Bucket] = field(default_factory=dict)
-    again: bool = False  # whether a bucket outside segments is gathered again
+    regathers: bool = False  # whether a bucket outside segments is gathered again
     longest: int = 0  # most collectives of one gather
     places: frozenset[int] = frozenset()  # in the state, of all members of buckets with collectives
     names: tuple[str, ...] = ()  # of the state
@@ -56,11 +56,11 @@ class Route:
         back_runs: list[list[Bucket]] = []
         for run in reversed(runs):
             if run[0].segment < 0:
-                back_runs.append([stop.bucket for stop in reversed(run) if stop.bucket.again])
+                back_runs.append([stop.bucket for stop in reversed(run) if stop.bucket.regathers])
             else:
                 back_runs.append([stop.bucket for stop in run if stop.replayed])
         back = list(itertools.chain.from_iterable(back_runs))
-        again = any(stop.bucket.again and stop.segment < 0 for stop in stops)
+        again = any(stop.bucket.regathers and stop.segment < 0 for stop in stops)
         longest = max((bucket.gathers for bucket in buckets), default=0)
         moving = (stop.bucket for stop in stops if stop.bucket.gathers or stop.bucket.reduces)
         places = frozenset(place for bucket in moving for place in bucket.places)

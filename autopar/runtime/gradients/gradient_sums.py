@@ -14,7 +14,7 @@ import torch
 
 from autopar.runtime.communication.convert import Stage
 from autopar.runtime.gradients.accumulation import reduced_at_once
-from autopar.runtime.gradients.own_gradients import own
+from autopar.runtime.gradients.own_gradients import unshared
 from autopar.runtime.gradients.passes import fills_gradients
 from autopar.runtime.gradients.second_derivatives import are_differentiated
 
@@ -34,7 +34,7 @@ class GradientSums:
     def add(self, place: int, stage: Stage | None, gradient: torch.Tensor) -> None:
         """Add a gradient to its sum; to be called in the backward of an autograd function that was given it."""
         before = self.take(place, stage, None)
-        self.put(place, stage, own(gradient) if before is None else before.add_(gradient))
+        self.put(place, stage, unshared(gradient) if before is None else before.add_(gradient))
 
     def put(self, place: int, stage: Stage | None, gradient: torch.Tensor) -> None:
         """Keep a gradient that nobody else holds as the sum so far."""

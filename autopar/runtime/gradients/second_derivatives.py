@@ -46,7 +46,7 @@ def detached(call: Callable[[], Any]) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 
-def once(subject: str, mend: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def refuses_second(subject: str, mend: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator for a backward without a second derivative: asking for one raises InputError. `once_differentiable`
     does so too, but not where the incoming gradient requires none, although tensors that the forward has saved may."""
     message = f"the gradient of {subject}, run on parts, cannot be differentiated again (create_graph=True): {mend}"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autopar.runtime.communication.compiled_outputs import as_output
-from autopar.runtime.gradients.second_derivatives import once
+from autopar.runtime.gradients.second_derivatives import refuses_second
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import moved
 from autopar.runtime.local.masks import Attended, causal_attention
@@ -56,13 +56,16 @@ class Stretch(NamedTuple):
         return Stretch(*ctx.stretch(layout, dim, whole), whole, swaps)
 
     @property
-    def kept(self) -> int:
+    def staying(self) -> int:
         """How many queries stay: the first half, with the middle one of an odd number."""
         return self.length - self.length // 2
 
     def halves(self) -> tuple[tuple[slice, int], ...]:
         """The queries of the half that stays and of the half that came, each with its first position."""
-        return (slice(0, self.kept), self.start), (slice(self.kept, None), self.whole - self.start - self.length // 2)
+        return (slice(0, self.staying), self.start), (
+            slice(self.staying, None),
+            self.whole - self.start - self.length // 2,
+        )
 
 
 def swapped_attention(
@@ -110,7 +113,7 @@ class _Swapped(torch.autograd.Function):
         return as_output(result)
 
     @staticmethod
-    @once("causal attention", "pin its queries so that rows or heads are split, not positions")
+    @refuses_second("causal attention", "pin its queries so that rows or heads are split, not positions")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, result, statistics = ctx.saved_tensors
         stretch, gradient = ctx.stretch, _in_rows(gradient)

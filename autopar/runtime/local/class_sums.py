@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autopar.runtime.communication.compiled_outputs import as_output
-from autopar.runtime.gradients.second_derivatives import once
+from autopar.runtime.gradients.second_derivatives import refuses_second
 from autopar.runtime.local.class_part import Part
 from autopar.runtime.local.exchange import reduced
 
@@ -64,7 +64,7 @@ class _Sums(torch.autograd.Function):
         return as_output(exponentials.sum(part.dim)), as_output(picked.to(highest.dtype))
 
     @staticmethod
-    @once("cross entropy", _WHOLE_CLASSES)
+    @refuses_second("cross entropy", _WHOLE_CLASSES)
     def backward(
         ctx: Any, of_exponentials: torch.Tensor, of_picked: torch.Tensor
     ) -> tuple[torch.Tensor, None, torch.Tensor | None, None, None]:
@@ -118,7 +118,7 @@ class _Picked(torch.autograd.Function):
         return as_output(_picked(part, values, target))
 
     @staticmethod
-    @once("nll_loss", _WHOLE_CLASSES)
+    @refuses_second("nll_loss", _WHOLE_CLASSES)
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         [target], part = ctx.saved_tensors, ctx.part
         result = gradient.new_zeros(ctx.shape)
@@ -146,7 +146,7 @@ class _LogSoftmax(torch.autograd.Function):
         return as_output(result)
 
     @staticmethod
-    @once("log_softmax", _WHOLE_CLASSES)
+    @refuses_second("log_softmax", _WHOLE_CLASSES)
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         [result], part = ctx.saved_tensors, ctx.part
         wide = torch.promote_types(result.dtype, torch.float32)

@@ -10,7 +10,7 @@ import torch
 from autopar.ops.norms import RUNNING, named
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.communication.compiled_outputs import as_output
-from autopar.runtime.gradients.second_derivatives import once
+from autopar.runtime.gradients.second_derivatives import refuses_second
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import reduced
 
@@ -54,7 +54,7 @@ class _Normalised(torch.autograd.Function):
         return as_output(out), mean, variance
 
     @staticmethod
-    @once("batch normalisation", "a norm of single rows (GroupNorm, LayerNorm) has second derivatives")
+    @refuses_second("batch normalisation", "a norm of single rows (GroupNorm, LayerNorm) has second derivatives")
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         x, mean, scale, weight = ctx.saved_tensors
         ones = torch.ones_like(mean)

@@ -205,7 +205,7 @@ class _Lowering:
         outside = [node for node in readers(ref) if node not in members and node in self.plans]
         wants = (zip(tensor_inputs(node), self.plans[node].inputs, strict=True) for node in outside)
         return any(
-            read_ref == ref and self.conversions.wanted(ref, w) == layout for pairs in wants for read_ref, w in pairs
+            read_ref == ref and self.conversions.effective(ref, w) == layout for pairs in wants for read_ref, w in pairs
         )
 
     def _output(self, node: fx.Node) -> None:

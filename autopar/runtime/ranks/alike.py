@@ -27,7 +27,7 @@ from autopar.errors import InputError
 from autopar.runtime.calling.calls import description
 from autopar.runtime.ranks.failures import collective_error
 from autopar.runtime.ranks.meeting import timeout_of
-from autopar.runtime.ranks.standing import Call, is_fake, mine, ordinal, others, period_seconds
+from autopar.runtime.ranks.standing import Call, is_fake, mine, notes_of_others, ordinal, period_seconds
 
 _RANK_BITS = 20  # lowest bits of a compared number, which hold the rank
 _CPU = torch.device("cpu")
@@ -111,7 +111,7 @@ class Alike:
 def _look_around() -> None:
     """Raise InputError if a rank that has reached this call, or a later one, makes a different call."""
     own = _numbers(mine.call, dist.get_rank())
-    for rank, note in others().items():
+    for rank, note in notes_of_others().items():
         if note.call.number >= mine.call.number:
             _check([max(pair) for pair in zip(own, _numbers(note.call, rank), strict=True)])
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autopar.errors import CollectiveError
-from autopar.runtime.ranks.standing import compared, mine, others
+from autopar.runtime.ranks.standing import compared, mine, notes_of_others
 
 _DEFAULT_TIMEOUTS = tuple(one for one in (default_pg_timeout, default_pg_nccl_timeout) if one is not None)
 
@@ -47,7 +47,7 @@ def failure(kind: str, group: str, tensor: torch.Tensor, error: Exception) -> Co
 
 def collective_error(call: str, error: Exception) -> CollectiveError:
     """The error for a collective described by `call`, with what the other ranks were doing."""
-    other_ranks = compared(others())
+    other_ranks = compared(notes_of_others())
     other_ranks = other_ranks and f". {other_ranks}"
     return CollectiveError(
         f"rank {dist.get_rank()} of {dist.get_world_size()}, after {mine.steps} calls of optimizer.step(): {call} did "

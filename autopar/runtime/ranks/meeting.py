@@ -26,7 +26,7 @@ from autopar.runtime.ranks.standing import (
     listing,
     mine,
     note_from_now_on,
-    others,
+    notes_of_others,
     period_seconds,
 )
 from autopar.user_warnings import warn
@@ -85,7 +85,7 @@ class _Room:
         begun, is_told = time.monotonic(), False
         while not self._comes(door):
             waited = time.monotonic() - begun
-            absent = absence(others(), certain=waited < _WARNING_SECONDS)
+            absent = absence(notes_of_others(), certain=waited < _WARNING_SECONDS)
             if not absent and waited < _WARNING_SECONDS:
                 continue
             late = absent or waited > self._patience.total_seconds()
@@ -116,7 +116,7 @@ _rooms: WeakKeyDictionary[dist.ProcessGroup, _Room] = WeakKeyDictionary()
 
 def _late() -> str:
     """The ranks that have not come, according to their notes."""
-    late = [rank for rank, note in others().items() if note.meeting.number < mine.meeting.number]
+    late = [rank for rank, note in notes_of_others().items() if note.meeting.number < mine.meeting.number]
     return listing(late).lower() if late else "the others"
 
 

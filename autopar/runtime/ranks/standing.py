@@ -149,7 +149,7 @@ def period_seconds() -> float:
     return _notes[0].period_seconds if _notes else PERIOD_SECONDS
 
 
-def others() -> dict[int, Standing]:
+def notes_of_others() -> dict[int, Standing]:
     """The other ranks' notes; empty if they cannot be read."""
     return _notes[0].read() if _notes and _notes[0].group is dist.group.WORLD else {}
 

@@ -41,7 +41,7 @@ def whole_on_rank_zero(tensor: torch.Tensor) -> torch.Tensor | None:
             work.wait()
         if whole is not None:
             for source, part in received.items():
-                _put(whole, part, pieces[source], start)
+                _write_rows(whole, part, pieces[source], start)
     return whole
 
 
@@ -50,7 +50,7 @@ def _sent(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _put(whole: torch.Tensor, part: torch.Tensor, ranges: Ranges, start: int) -> None:
+def _write_rows(whole: torch.Tensor, part: torch.Tensor, ranges: Ranges, start: int) -> None:
     """Write the rows from `start` on of one rank's piece to their place in the whole."""
     (first, length), *others = ranges
     count = min(part.shape[0], length - start)

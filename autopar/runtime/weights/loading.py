@@ -177,7 +177,7 @@ def _load(model: nn.Module, planned: Planned, names: list[str], files: WeightFil
                 f"the model ties {listed(names)}, and the files hold other values in '{source}' than in '{sources[0]}'"
                 ": build the model without tied weights (tie_word_embeddings=False)"
             )
-    _put(model, planned, names, first)
+    _store_piece(model, planned, names, first)
     return first.nbytes * len(sources)
 
 
@@ -187,11 +187,11 @@ def _convert(model: nn.Module, planned: Planned, conversion: Conversion, files: 
     tensors = stored_tensors(model)
     names_of = {name: names for names in tied_groups(tensors) for name in names}
     for name, whole in conversion.whole(model, files, tensors).items():
-        _put(model, planned, names_of[name], cut(whole, ranges_of(tensors[name])))
+        _store_piece(model, planned, names_of[name], cut(whole, ranges_of(tensors[name])))
     return sum(files.size_bytes(name) for name, _ in conversion.sources)
 
 
-def _put(model: nn.Module, planned: Planned, names: list[str], piece: torch.Tensor) -> None:
+def _store_piece(model: nn.Module, planned: Planned, names: list[str], piece: torch.Tensor) -> None:
     """Store a piece. A tensor that has values is written in place, so that its other holders see the new values."""
     tensor = tensor_at(model, names[0])
     if tensor.is_meta:

@@ -87,12 +87,12 @@ class Inputs:
     def with_examples(self, tensors: Mapping[str, torch.Tensor]) -> Inputs:
         """The same inputs with other examples, by placeholder name; leaves that are not named keep theirs."""
 
-        def other(leaf: Any) -> Any:
+        def with_example(leaf: Any) -> Any:
             is_named = isinstance(leaf, Leaf) and leaf.name in tensors
             return replace(leaf, example=tensors[leaf.name]) if is_named else leaf
 
-        arguments = {n: replace(a, leaves=tuple(map(other, a.leaves))) for n, a in self.arguments.items()}
-        return replace(self, arguments=arguments, leaves=[other(v) for v in self.leaves])
+        arguments = {n: replace(a, leaves=tuple(map(with_example, a.leaves))) for n, a in self.arguments.items()}
+        return replace(self, arguments=arguments, leaves=[with_example(v) for v in self.leaves])
 
     def values(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, with `tensors` (by placeholder name) in place of the leaves, and the fixed ones."""

@@ -114,14 +114,14 @@ class _Functionalization:
         parent = self.parent[node]
         assert parent is not None, f"{node} is the base of its storage"
         source = self.current_node(parent)
-        self._hold(node, source if node in self.writers else self._again(node, parent, source))
+        self._hold(node, source if node in self.writers else self._moved_view(node, parent, source))
         return self.current[node]
 
     def _hold(self, node: fx.Node, value: fx.Node) -> None:
         self.current[node] = value
         self.fresh[node] = self.version[self.storage[node]]
 
-    def _again(self, node: fx.Node, parent: fx.Node, source: fx.Node) -> fx.Node:
+    def _moved_view(self, node: fx.Node, parent: fx.Node, source: fx.Node) -> fx.Node:
         """The same view of the storage's new value."""
         args, kwargs = fx.map_arg(self.arguments[node], lambda n: source if n is parent else n)
         again = self.graph.create_node(node.op, node.target, args, kwargs)
