@@ -12,7 +12,7 @@ import torch
 
 from autopar.tracing.contents.unknown import UnknownBool, UnknownNumber, has_unknown
 from autopar.tracing.patching import attributes_set
-from autopar.tracing.picked import made as picked_made
+from autopar.tracing.picked import new_rows
 from autopar.tracing.picked.picked_rows import PickedRows
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         if recorder.is_recording() and has_unknown((args, kwargs.get("size"))):
-            rows = picked_made.create_as_many_rows(recorder.trace_masks, original, args, kwargs)
+            rows = new_rows.create_as_many_rows(recorder.trace_masks, original, args, kwargs)
             if rows is not NotImplemented:
                 return rows
         return original(*args, **kwargs)

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.contents.unknown import DTYPES, UnknownNumber, has_unknown
-from autopar.tracing.picked import made as picked_made
+from autopar.tracing.picked import new_rows
 from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 
@@ -38,7 +38,7 @@ def of_tensors(
         own = torch.get_default_dtype() if args[0].kind is float else DTYPES[args[0].kind]
         with recorder.on():
             return args[0].tensor.to(kwargs.get("dtype") or own, copy=True)
-    if (rows := picked_made.create_as_many_rows(recorder.trace_masks, func, args, kwargs)) is not NotImplemented:
+    if (rows := new_rows.create_as_many_rows(recorder.trace_masks, func, args, kwargs)) is not NotImplemented:
         return rows
     if func in _FULL:
         return _filled(recorder, func, args, kwargs)

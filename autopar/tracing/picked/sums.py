@@ -106,7 +106,7 @@ def _loss(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dic
         return NotImplemented
     target = arguments.get("target")
     if func in OF_ROWS and is_plain(target) and target.ndim and target.shape[0] != 1:
-        return NotImplemented  # a plain target for each picked row: see `beside`
+        return NotImplemented  # a plain target for each picked row: see `whole_operands`
     if (
         func in _OF_CLASSES
         and isinstance(target, PickedRows)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from autopar.graph import VAL
-from autopar.tracing.picked import made as picked_made
+from autopar.tracing.picked import new_rows
 from autopar.tracing.picked.harmless import harmless_operands
 from autopar.tracing.picked.picked_rows import ALL_DIMS, ROW_NUMBERS, PickedRows, RowMask, is_plain, picked_rows_in
 from autopar.tracing.picked.trace_masks import TraceMasks
@@ -46,7 +46,7 @@ def record_view(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwarg
     if not args or not isinstance(args[0], PickedRows):
         return NotImplemented
     if name in _NEW and len(picked_rows_in((args, kwargs))) == 1:
-        created = picked_made.create_as_many_rows(trace_masks, func, (args[0].values, *args[1:]), kwargs)
+        created = new_rows.create_as_many_rows(trace_masks, func, (args[0].values, *args[1:]), kwargs)
         with trace_masks.recorder.on():
             return func(args[0].values, *args[1:], **kwargs) if created is NotImplemented else created
     rows, arguments = args[0], args[1:]
