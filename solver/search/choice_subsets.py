@@ -14,7 +14,7 @@ from autopar.solver.model import Model
 from autopar.solver.problem import Choice, Problem
 from autopar.solver.seconds.costs import Costs, Tables
 
-_BISECTION_STEPS = 30  # bisection steps in which a cost limit is found
+_BISECTION_STEPS = 30  # steps of the bisection for a cost limit, which is then known to 1e-9 of the range
 
 ChoiceSubset = Sequence[Array]  # for each op, a boolean array: whether each of its choices is in the subset
 

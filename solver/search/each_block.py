@@ -41,7 +41,7 @@ MOST_BLOCKS = 8
 the memory rows of all blocks take longer."""
 
 _MIXED_NODES, _STORAGE_NODES = 20, 100  # HiGHS nodes for mixed choices and for storages: no limits by the clock
-_FOLDED_RELAXATION_GAP = 1e-3  # the folded relaxation may stop this far below its optimum (relative)
+_FOLDED_RELAXATION_GAP = 1e-3  # relative; the folded relaxation, which only says what to mix, may stop this early
 
 Strategies = Mapping[fx.Node, Sequence[Strategy]]
 

@@ -19,7 +19,7 @@ from autopar.solver.search.boxes import Boxes
 from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 
 _GOOD_COUNTS_GAP = 5e-3  # relative to the root's relaxation: fixed counts that cost no more above it are good enough
-_MAX_STEP_SECONDS = 5.0  # limit of one step
+_MAX_STEP_SECONDS = 5.0  # limit of one step: another count may be relaxed sooner
 
 
 def nearby(program: Program, boxes: Boxes, clock: Clock, root: Outcome) -> Outcome:

@@ -35,9 +35,9 @@ from autopar.solver.seconds.costs import Costs, Tables
 from autopar.solver.seconds.overlap import Key
 from autopar.solver.seconds.stars import MOST, Arm, Star
 
-_MAX_ROUNDS = 40  # at most so many rounds, each forward and back over the ops
-_MIN_RISE = 3e-4  # the last round is the one that raises the bound by no more than this part
-_MAX_SWEEPS = 4  # at most so many sweeps over the ops to decode a plan from the messages
+_MAX_ROUNDS = 40  # at most so many rounds forward and back over the ops: each raises the bounds that exclude choices
+_MIN_RISE = 3e-4  # relative; a round that raises the bound by less is the last: later ones exclude hardly a choice
+_MAX_SWEEPS = 4  # at most so many sweeps to decode a plan from the messages, which is only where the search starts
 
 Readers = Sequence[tuple[Tensor, Use]]
 

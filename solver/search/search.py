@@ -31,7 +31,7 @@ from autopar.solver.search import incumbent
 from autopar.solver.search.branching import Branching
 from autopar.solver.search.shrunk import Shrunk, part_of, within
 
-_ROOT_GAP = 4e-3  # the root relaxation may stop this far below its optimum (relative)
+_ROOT_GAP = 4e-3  # relative; the root relaxation may stop this far below its optimum: sooner, with a weaker bound
 _PART_MARGINS = 1e-2, 4e-2, math.inf  # successive cost limits of the parts searched, relative above the relaxation
 _NEAR_PART_SHARE = 0.4  # of the time left, for one part of solutions near the relaxation, if only a far one is known
 _EPSILON = 1e-9  # relative error allowed for floating point

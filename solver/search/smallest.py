@@ -40,7 +40,7 @@ _MAX_FLOWS = 4_000  # up to this size a program has all choices; a larger proble
 _MAX_FLOWS_BARE = 300_000  # of the model without memory of conversions; with more it would take minutes
 
 # Relative to a peak or a cost:
-_LEAST_PEAK_GAP = 5e-3  # gap to which the least peak of a large program is found
+_LEAST_PEAK_GAP = 5e-3  # gap to which the least peak of a large program is found: it is a figure of an error message
 # The first trial budget is a step away, each next one so many times as far; a step to the bound is enough:
 _BUDGET_STEP, _BUDGET_STEP_GROWTH = 1e-2, 4.0
 _TRIAL_PLAN_GAP = 5e-2  # gap of the plans of trial budgets: they only have to show that there is a plan

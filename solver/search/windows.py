@@ -23,10 +23,10 @@ from autopar.solver.search.choices import Choices
 from autopar.solver.search.shrunk import held_of, without_zeros
 
 NEIGHBOURHOOD_SHARE = 1 / 6  # share of a search's time limit that the neighbourhood search may take
-_WINDOW_SHARE = 1 / 4  # a window has at most this share of the ops
+_WINDOW_SHARE = 1 / 4  # a window has at most this share of the ops: a wider one improves more, and takes longer
 _WINDOW_VARIABLES = 10_000  # in a large program a window has fewer ops: such that about so many variables are left
 _COMPLETION_SECONDS = 60.0  # limit for completing a solution of fixed choices and counts, which takes almost no time
-_TURN_SHARE = 1 / 4  # a window may take at most this share of the seconds
+_TURN_SHARE = 1 / 4  # a window may take at most this share of the seconds, so that some others get their turn
 
 
 def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: float) -> Outcome:
