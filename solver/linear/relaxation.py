@@ -24,7 +24,7 @@ from autopar.solver.linear.terms import Array
 
 _FIRST_FLOWS = 4  # first columns: so many of the cheapest flows at each end of a use; fewer need more rounds
 _FIRST_FLOWS_LARGE = 6  # the same in a large program, where another round takes longer than some useless columns
-_LARGE_COLUMNS = 100_000  # a program with more columns is large: a round of it takes seconds
+_LARGE_COLUMNS = 100_000  # a program with more columns is large
 _ENTERING_FLOWS = 6  # at most so many flows enter at each end in a round: more enter in vain, fewer need more rounds
 _PRICING_GAP = 1e-6  # relative; pricing ends if missing columns lower the optimum by no more, which is subtracted
 _PRICING_TOLERANCE = 1e-9  # a reduced cost counts as negative below minus this part of the optimum

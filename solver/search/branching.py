@@ -40,7 +40,7 @@ from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 
 _SPLITS_BEFORE_DIVE = 4  # boxes of a small program that are split before a dive, which these may make unnecessary
 _GAP_TO_PARENT = 1e-2  # relative; without an incumbent, a done box is solved at once if this near to its parent's bound
-_PRODUCT_TOLERANCE = 1e-3  # products count as exact if their errors sum to less, in blocks: far below HiGHS's rounding
+_PRODUCT_TOLERANCE = 1e-3  # products count as exact if their errors sum to less, in blocks: less than any block
 _ROUND_EVERY = 3  # in a large program, where rounding takes long, every third relaxation of a chain of cuts is rounded
 _MAX_SPLITS = 16  # splits by counts in a small program, after which HiGHS is faster at closing all that is left
 _MAX_CUTS = 30  # cuts by choices in a small program, after which HiGHS is faster at closing what is left

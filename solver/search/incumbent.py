@@ -28,7 +28,7 @@ _MAX_FLOWS_UNCUT, _MAX_FLOWS_UNCUT_SMALL = 15_000, 300  # in general; in a small
 _MAX_FLOWS_UNCUT_BUCKETS = 8_000  # in a large program, if the relaxation opens a bucket in part
 _MAX_VARIABLES_AT_ONCE = 6_000  # after many cuts, a box (or all that is left) of at most this size is solved at once
 _FIRST_NODES = 100  # HiGHS nodes for a box before it is cut again; doubled each time, so that the search ends
-_FAR_GAP = 1e-2  # relative; further from the bound, a better incumbent saves more time than a search for it takes
+_FAR_GAP = 1e-2  # relative; an incumbent further from the bound is worth a search for a better one
 _FIRST_MARGIN = 1e-3  # relative to the box's relaxation; first limit for reduced costs: lower, fewer variables are left
 
 

@@ -36,7 +36,7 @@ from autopar.solver.seconds.overlap import Key
 from autopar.solver.seconds.stars import MOST, Arm, Star
 
 _MAX_ROUNDS = 40  # at most so many rounds forward and back over the ops: each raises the bounds that exclude choices
-_MIN_RISE = 3e-4  # relative; a round that raises the bound by less is the last: later ones exclude hardly a choice
+_MIN_RISE = 3e-4  # relative; a round that raises the bound by less is the last
 _MAX_SWEEPS = 4  # at most so many sweeps to decode a plan from the messages, which is only where the search starts
 
 Readers = Sequence[tuple[Tensor, Use]]

@@ -21,8 +21,8 @@ FILES = [
 def unexplained(text: str) -> list[str]:
     r"""The lines that set numbers without a comment in them or above them, and without a text below.
 
-    >>> unexplained("A = 3\n\n# reason\nB = 4\nC = 5  # reason\nD = 6\n'reason'".replace("'", 3 * '"'))
-    ['A = 3']
+    >>> unexplained("ONE = 1\n\n# reason\nTWO = 2\nTEN = 10  # reason\nSIX = 6\n'reason'".replace("'", 3 * '"'))
+    ['ONE = 1']
     """
     lines = text.splitlines()
     return [
