@@ -213,7 +213,7 @@ class Attempt:
                 {path: module for path, module in reads.of_loss.items() if isinstance(module, nn.Module)},
             ),
             found_states=FoundStates(tuple(changed.states), changed.maybe_states, changed.from_constants),
-            lost=LostChanges(changed.lost, outcome.left_beside),
+            lost=LostChanges(tuple(changed.lost), outcome.left_beside),
             numbers_returned=outcome.numbers,
             own_key=own_key,
             reads_memory=self.recorder.reads_memory,

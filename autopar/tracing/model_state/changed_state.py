@@ -4,12 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.calls.states import ABSENT, State
+from autopar.calls.states import ABSENT, State, placeholder_name
+from autopar.tracing.calls.inputs import leaf_names
+
+
+class Kept(NamedTuple):
+    """An attribute of the module at `path`, and what forward has left in it."""
+
+    path: str
+    name: str
+    value: Any
+
+
+class ChangedAttributes(NamedTuple):
+    """The attributes that forward has changed.
+
+    `set`: those that calls set. `states`: further states, which have to become inputs. `maybe_states`: attributes made
+    from constants, which are tables if a second call does not set them again; if it does, states (True) or lost
+    (False). `from_constants`: all that are made from constants, with a `Look` for each tensor. `lost`: names of those
+    that calls cannot set.
+    """
+
+    set: list[Kept]
+    states: list[State]
+    maybe_states: dict[State, bool]
+    from_constants: dict[State, Any]
+    lost: list[str]
+
+    def outputs(self, place: int) -> dict[int, tuple[str, str]]:
+        """The flat outputs from `place` on that are tensors of attributes, each with the names that attribute and
+        tensor have as inputs if it is a state."""
+        names_of_outputs = dict[int, tuple[str, str]]()
+        for path, name, value in self.set:
+            argument = State(path, name).argument
+            leaves, names = pytree.tree_leaves(value), iter(leaf_names(placeholder_name(argument), value))
+            names_of_outputs |= {
+                place + i: (argument, next(names)) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)
+            }
+            place += len(leaves)
+        return names_of_outputs
 
 
 @dataclass(frozen=True)

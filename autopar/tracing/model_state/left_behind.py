@@ -5,24 +5,24 @@ is an input of calls as well. Numbers that carry over from call to call, and ten
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.calls.states import ABSENT, State, placeholder_name
+from autopar.calls.states import ABSENT, State
 from autopar.gradient_starts import start_of_gradients
 from autopar.graph import PLACE
 from autopar.tracing import places
-from autopar.tracing.calls.inputs import leaf_names
 from autopar.tracing.contents.unknown import has_unknown
 from autopar.tracing.errors import TraceError, nor_one_op
 from autopar.tracing.leaves.loss_owners import values_in
 from autopar.tracing.leaves.which import LeafPolicy
+from autopar.tracing.model_state.changed_state import ChangedAttributes, Kept
 from autopar.tracing.model_state.left_values import PLAIN, Look, holds_data, parts_of, tensors_in, writes_into
 from autopar.tracing.model_state.near_caches import tensors_kept
 from autopar.tracing.model_state.own_containers import OF_TORCH
@@ -44,41 +44,13 @@ class _Before:
     own: dict[str, Any]
     buffers: dict[str, torch.Tensor | None]
 
+    @cached_property
+    def is_installed(self) -> bool:
+        return _is_installed(type(self.module))
 
-class Kept(NamedTuple):
-    """An attribute of the module at `path`, and what forward has left in it."""
-
-    path: str
-    name: str
-    value: Any
-
-
-class ChangedAttributes(NamedTuple):
-    """The attributes that forward has changed.
-
-    `set`: those that calls set. `states`: further states, which have to become inputs. `maybe_states`: attributes made
-    from constants, which are tables if a second call does not set them again; if it does, states (True) or lost
-    (False). `from_constants`: all that are made from constants, with a `Look` for each tensor. `lost`: names of those
-    that calls cannot set."""
-
-    set: list[Kept]
-    states: list[State]
-    maybe_states: dict[State, bool]
-    from_constants: dict[State, Any]
-    lost: tuple[str, ...]
-
-    def outputs(self, place: int) -> dict[int, tuple[str, str]]:
-        """The flat outputs from `place` on that are tensors of attributes, each with the names that attribute and
-        tensor have as inputs if it is a state."""
-        names_of_outputs = dict[int, tuple[str, str]]()
-        for path, name, value in self.set:
-            argument = State(path, name).argument
-            leaves, names = pytree.tree_leaves(value), iter(leaf_names(placeholder_name(argument), value))
-            names_of_outputs |= {
-                place + i: (argument, next(names)) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)
-            }
-            place += len(leaves)
-        return names_of_outputs
+    def path_of(self, name: str) -> str:
+        """The path of an attribute of the module."""
+        return f"{self.path}.{name}" if self.path else name
 
 
 class LeftBehind:
@@ -173,51 +145,69 @@ class LeftBehind:
         call's shapes (a window that fits the image). Values made only from constants and buffers that are not read
         before, as a mask or a table, are not set either: they are the same in each call.
         """
-        changes = ChangedAttributes(self._of_states(), [], {}, {}, ())
-        lost = list[str]()
+        changes = ChangedAttributes(self._of_states(), [], {}, {}, [])
         as_they_are = {id(module) for leaf in leaves for module in leaf.modules()}
-        for entry in self._before:
-            is_leaf, is_installed = id(entry.module) in as_they_are, _is_installed(type(entry.module))
-            before, after = {**entry.own, **entry.buffers}, {**vars(entry.module), **entry.module._buffers}
-            for name in {**before, **after}:
-                if name in OF_TORCH:
-                    continue
-                old, new = before.get(name), after.get(name)
-                state = State(entry.path, name, self._of_loss.get(entry.path))
-                if state in self._given:
-                    continue
-                if any(parameter.startswith(f"{name}_") for parameter in entry.module._parameters):
-                    continue  # e.g. `weight`, which a hook computes from `weight_orig` or `weight_g`
-                of_data, was_tensor = holds_data(new, recorder), bool(tensors_in(old))
-                if is_leaf:  # what the leaf's own code sets is not seen by this trace
-                    lost += [f"{entry.path}.{name}" if entry.path else name] if of_data and new is not old else []
-                    continue
-                is_set = new is not old and (name in vars(entry.module) or self._is_bound(entry, name, old, new))
-                is_read = is_set and reads.began_with(entry.path, name, old)
-                if (is_read and has_unknown(new)) or has_picked_rows(new):  # a number carried over, or picked rows
-                    lost.append(f"{entry.path}.{name}" if entry.path else name)
-                    continue
-                if is_set and not of_data and isinstance(new, _MADE):
-                    changes.from_constants[state] = pytree.tree_map_only(
-                        torch.Tensor, partial(Look.of, recorder=recorder), new
-                    )
-                goes_on = is_read and (of_data or (was_tensor and not _is_unlike(old, new)))
-                if goes_on or recorder.attributes.is_written(old):
-                    changes.states.extend([state] if of_data or not is_installed else [])
-                elif is_installed:
-                    continue
-                elif is_set and of_data and name in vars(entry.module):
-                    changes.set.append(Kept(entry.path, name, new))
-                elif is_read and tensors_in(new):
-                    changes.maybe_states[state] = True
-                elif _is_other(new, old) and state in changes.from_constants:
-                    changes.maybe_states[state] = False
-                elif _is_other(new, old) or (of_data and not isinstance(old, torch.Tensor)):
-                    lost.append((f"{entry.path}.{name}" if entry.path else name) + (_IN_PLACE if new is old else ""))
+        for entry, name, old, new in self._compared():
+            if id(entry.module) not in as_they_are:
+                self._sort(changes, entry, name, old, new, recorder, reads)
+            elif new is not old and holds_data(new, recorder):  # set by traced code: a leaf's own code is not traced
+                changes.lost.append(entry.path_of(name))
         for path, owner, values in self._beside:
             after = values_in(owner)
-            lost += [f"{path}.{n}" for n in after if after[n] is not values.get(n) and holds_data(after[n], recorder)]
-        return changes._replace(set=sorted(changes.set, key=lambda entry: entry[:2]), lost=tuple(lost))
+            changes.lost.extend(
+                f"{path}.{n}" for n in after if after[n] is not values.get(n) and holds_data(after[n], recorder)
+            )
+        changes.set.sort(key=lambda attribute: attribute[:2])
+        return changes
+
+    def _compared(self) -> Iterator[tuple[_Before, str, Any, Any]]:
+        """The attributes of modules, with their values before and after the call (None: without it).
+
+        Left out are torch's own, states that are inputs of the call, and what a hook computes from parameters
+        (`weight`, from `weight_orig` or `weight_g`).
+        """
+        for entry in self._before:
+            before, after = {**entry.own, **entry.buffers}, {**vars(entry.module), **entry.module._buffers}
+            for name in {**before, **after}:
+                if name in OF_TORCH or State(entry.path, name, self._of_loss.get(entry.path)) in self._given:
+                    continue
+                if not any(parameter.startswith(f"{name}_") for parameter in entry.module._parameters):
+                    yield entry, name, before.get(name), after.get(name)
+
+    def _sort(
+        self,
+        changes: ChangedAttributes,
+        entry: _Before,
+        name: str,
+        old: Any,
+        new: Any,
+        recorder: Recorder,
+        reads: PlainReads,
+    ) -> None:
+        """Add one attribute to where it belongs in `changes`, as `attributes` says; nowhere if it has not changed."""
+        state = State(entry.path, name, self._of_loss.get(entry.path))
+        of_data, was_tensor = holds_data(new, recorder), bool(tensors_in(old))
+        is_set = new is not old and (name in vars(entry.module) or self._is_bound(entry, name, old, new))
+        is_read = is_set and reads.began_with(entry.path, name, old)
+        if (is_read and has_unknown(new)) or has_picked_rows(new):  # a number carried over, or picked rows
+            changes.lost.append(entry.path_of(name))
+            return
+        if is_set and not of_data and isinstance(new, _MADE):
+            look = partial(Look.of, recorder=recorder)
+            changes.from_constants[state] = pytree.tree_map_only(torch.Tensor, look, new)
+        goes_on = is_read and (of_data or (was_tensor and not _is_unlike(old, new)))
+        if goes_on or recorder.attributes.is_written(old):
+            changes.states.extend([state] if of_data or not entry.is_installed else [])
+        elif entry.is_installed:
+            return
+        elif is_set and of_data and name in vars(entry.module):
+            changes.set.append(Kept(entry.path, name, new))
+        elif is_read and tensors_in(new):
+            changes.maybe_states[state] = True
+        elif _is_other(new, old) and state in changes.from_constants:
+            changes.maybe_states[state] = False
+        elif _is_other(new, old) or (of_data and not isinstance(old, torch.Tensor)):
+            changes.lost.append(entry.path_of(name) + (_IN_PLACE if new is old else ""))
 
     def _is_bound(self, entry: _Before, name: str, old: Any, new: Any) -> bool:
         """Whether `write_buffers` leaves out a rebound buffer: it was None, had another shape, or is the loss's."""
@@ -284,8 +274,9 @@ def _is_other(new: Any, old: Any) -> bool:
 def _untold(error: TraceError, entry: _Before, name: str, policy: LeafPolicy) -> str:
     """The error's message; or why there is a function leaf, if any, which most likely bound the buffer."""
     reason = next(reversed(policy.functions.values()), None)
-    full = f"{entry.path}.{name}" if entry.path else name
-    return error.message if reason is None else nor_one_op(reason, f"it binds '{full}' to another tensor")
+    return (
+        error.message if reason is None else nor_one_op(reason, f"it binds '{entry.path_of(name)}' to another tensor")
+    )
 
 
 def _is_installed(kind: type) -> bool:
