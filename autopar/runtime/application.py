@@ -93,6 +93,13 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     load_into_submodules(model)
     planned.structure = Structure(model)
     deal_out_states(model, planned.programs.first, rank.mesh, device)
+    _support_loops(device)
+    return model
+
+
+def _support_loops(device: torch.device) -> None:
+    """Wrap what training loops call around planned models, each once a process: for DTensors torch lacks some of it, or
+    does it wrong, and errors of a rank have to reach the others."""
     leave_quietly()
     note_from_now_on()
     count_steps()
@@ -113,7 +120,6 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     find_overflows_everywhere()
     if device.type == "cpu":
         draw_whole()
-    return model
 
 
 def check_world(device_mesh: DeviceMesh) -> None:

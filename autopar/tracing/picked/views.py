@@ -64,6 +64,11 @@ def record_view(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwarg
         return NotImplemented
     if name == "getitem":
         return _of_each(trace_masks, rows, arguments[0])
+    return _resized(trace_masks, func, name, rows, arguments)
+
+
+def _resized(trace_masks: TraceMasks, func: Any, name: str, rows: PickedRows, arguments: Any) -> Any:
+    """Rows that are expanded, repeated or flipped along dims within a row; NotImplemented for any other call."""
     sizes = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], (tuple, list)) else arguments
     if name == "expand_as" and len(arguments) == 1 and isinstance(arguments[0], PickedRows):
         other = arguments[0]
