@@ -48,20 +48,6 @@ _ADVICE = {  # by a part of the error's text; the first that matches counts
         "torch.tensor([norm, ...]), which Lightning's grad_norm does. Give it numbers (norm.item(), on every rank); "
         "torch.nn.utils.get_total_norm takes DTensors"
     ),
-    "in-place operations that require placement changes": (
-        "torch cannot write so into sharded DTensors, as parameters and gradients of a planned model are:"
-        " compute the new value and write it with copy_. What was computed of them (a norm) takes clamp in place of "
-        "clamp_"
-    ),
-    "object has no attribute 'mesh'": (
-        "torch takes a sum of two DTensors, as numbers of parameters of a planned model are, for one with a number of "
-        "Python's that it has added before: add numbers ((p == 0).sum().item(), on every rank)"
-    ),
-    "Cannot flatten unevenly sharded tensor": (
-        "a parameter of a planned model was made a vector, as LBFGS and parameters_to_vector do, and the ranks do not "
-        "share its rows evenly: keep parameters whole by constraints='param:* = R' (one R for each mesh axis), or join "
-        "it first (parameter.full_tensor(), on every rank)"
-    ),
     "Expected !nested_tensorlist[0].empty()": (
         "clip_grad_value_ found no gradient. A plan with micro_batches=N moves gradients in every N-th backward (with "
         "accelerate, where sync_gradients is true): clip after it"
