@@ -69,6 +69,7 @@ OPS: dict[str, Op] = {
     "a vector of uneven rows (LBFGS)": lambda w: w.flatten() * 2.0,
     "blocks of uneven rows (8-bit)": lambda w: w.view(10, 2).abs().amax(1),
     "rows one by one": lambda w: torch.stack([row.sum() for row in w.unbind(0)]),
+    "elements that a mask picks (SARA)": lambda w: w[w > 0.0],
     "a mask set": lambda w: _set_where(w.clone()),
     "any, as a number": lambda w: (w > 0).any().double() * -1,
     "any of rows, as numbers": lambda w: (w > 0).any(0).double() + 1,

@@ -2,13 +2,13 @@
 
 - In place, on a number whose parts are not combined yet: `norm.clamp_(min=1e-6)`, `squares.mean().sqrt_()`. The parts
   are combined first.
-- `norm * factor`, after `norm * 2.0`: torch takes the tensor for the number, and fails. And a whole count
-  added to parts of one, or written into them: torch gives each of two parts 3 / 2, as float32 or rounded. Combined
-  parts avoid both.
+- `norm * factor`, after `norm * 2.0`: torch takes the tensor for the number, and fails. And a whole count added to
+  parts of one, or written into them: torch gives each of two parts 3 / 2, as float32 or rounded. Combined parts avoid
+  both.
 - On lists, where torch has a rule for single tensors only: `torch._foreach_copy_`.
 - With `out=`, where torch has no rule for it.
-- Without a rule (`torch.cdist`, `torch.renorm`), or in place where the rule would change the layout
-  (`weight[weight.abs() < 0.1] = 0.0`): each rank gathers the whole, and computes on it.
+- Without a rule, or where the rule fails (`torch.cdist`, `torch.renorm`, `weight[weight > 0]`), or in place where it
+  would change the layout (`weight[weight.abs() < 0.1] = 0.0`): each rank gathers the whole, and computes on it.
 - A view that needs elements of several ranks (`weight.flatten()` of rows shared unevenly) is taken of a gathered copy,
   as torch does for slices.
 """
@@ -93,7 +93,7 @@ def _another_way(
     if is_ruled and op_call.is_view and any(placement.is_shard() for placement in args[0].placements):
         return functools.partial(_viewed, op_call, args, kwargs)
     written = sum(argument.alias_info is not None for argument in op_call._schema.arguments)
-    if not written and not is_ruled:
+    if not written:
         return functools.partial(_on_wholes, op_call, args, kwargs)
     if name.endswith("_") and written == 1 and isinstance(args[0], DTensor) and not is_partial(args[0]):
         return functools.partial(_into_part, op_call, args, kwargs)
