@@ -172,7 +172,7 @@ class _Walk:
         self._told: dict[tuple[object, ...], tuple[list[Move], list[Move]]] = {}
 
     def run(self) -> Traffic:
-        for node in self.plan.where_something_moves() if self.plan else [n for n in self.nodes if n in self.chosen]:
+        for node in self.plan.nodes_with_transfers() if self.plan else [n for n in self.nodes if n in self.chosen]:
             self._inputs(node)
             self._inner(node)
         dtypes = {one.ref.node: reduction_dtype(self.memory, one.ref) for one in self.conversions.values()}

@@ -21,10 +21,12 @@ from autopar.runtime.dtensors.advice import advise
 from autopar.runtime.dtensors.anomalies import let_anomalies_be_found
 from autopar.runtime.dtensors.assigned_data import assign_data
 from autopar.runtime.dtensors.counted_writes import count_writes_into_lists
+from autopar.runtime.dtensors.lost_writes import refuse_lost_writes
 from autopar.runtime.dtensors.mended_gradients import mend_gradients
 from autopar.runtime.dtensors.mended_ops import mend_ops
 from autopar.runtime.dtensors.mended_reductions import mend_reductions
 from autopar.runtime.dtensors.optimizers import refuse_unfit
+from autopar.runtime.dtensors.retried_ops import retry_ops
 from autopar.runtime.dtensors.whole_draws import draw_whole
 from autopar.runtime.dtensors.whole_numbers import read_whole_numbers
 from autopar.runtime.gradients.copied_gradients import let_gradients_be_copied
@@ -116,6 +118,8 @@ def _support_loops(device: torch.device) -> None:
     mend_gradients()
     mend_ops()
     mend_reductions()
+    retry_ops()
+    refuse_lost_writes()
     count_writes_into_lists()
     find_overflows_everywhere()
     if device.type == "cpu":

@@ -99,7 +99,7 @@ class Programs(Sequence[Program]):
 
     def __init__(self) -> None:
         self._kept: list[Program] = []
-        self._given: dict[tuple[Entry, str], set[int | float]] = {}  # values of arguments that are numbers
+        self._given: dict[tuple[Entry, str], set[int | float]] = {}  # values of numbers, by their name or place
         self._numbers, self._uses = itertools.count(), itertools.count()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
         self.states: dict[str, State] = {}
@@ -190,14 +190,25 @@ class Programs(Sequence[Program]):
     def _tell_numbers(self, traced: Traced) -> None:
         """Warn once of each number that changes from call to call, and not just between a few modes."""
         for name, value in traced.numbers.items():
-            values = self._given.setdefault((traced.entry, name), set())
-            before = len(values)
-            values.add(value)
-            if before < len(values) == _CHANGING:
+            if self._changes(traced.entry, name, value):
                 warn(
                     f"the number {name!r} changes from call to call (now {value!r}), and the model is traced and "
                     "planned again for each value: pass a tensor, torch.tensor(...), with an example in meta_args"
                 )
+        for place, value in traced.numbers_read.items():
+            if self._changes(traced.entry, place, value):
+                warn(
+                    f"forward reads a number from a tensor by {place}, which changes from call to call (now "
+                    f"{value!r}), and the model is traced and planned again for each value: compute with the tensor "
+                    "(a queue is written by queue.index_copy_(0, (pointer + torch.arange(n)) % len(queue), rows))"
+                )
+
+    def _changes(self, entry: Entry, name: str, value: int | float) -> bool:
+        """Whether this is the value of a number that makes it one that changes, and not just between a few modes."""
+        given = self._given.setdefault((entry, name), set())
+        before = len(given)
+        given.add(value)
+        return before < len(given) == _CHANGING
 
     def used(self, program: Program) -> None:
         """Mark a program as the most recently used, and look for it first."""

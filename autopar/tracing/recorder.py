@@ -25,7 +25,7 @@ from autopar.tracing.calls.dynamic import DynamicSizes
 from autopar.tracing.contents import arrays
 from autopar.tracing.contents.asking import guard_shapes
 from autopar.tracing.contents.deciding import known_or_leaf
-from autopar.tracing.contents.known import MADE_KNOWN
+from autopar.tracing.contents.known import MADE_KNOWN, read_by
 from autopar.tracing.contents.numbers_as_tensors import of_tensors
 from autopar.tracing.contents.without_kernel import Again, run_without_kernel
 from autopar.tracing.errors import UnknownDataError
@@ -254,7 +254,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
 
     def _repeated(self, func: Callable[..., Any], args: Any, kwargs: Any, inputs: Arguments) -> Tensor | None:
         """The result of a call that ran before and only makes one tensor of unknown values; None for other calls."""
-        if inputs.replaced or not inputs.tensors or func in MADE_KNOWN or self.known.can_tell(inputs.tensors):
+        inputs_read = read_by(func, inputs.tensors)
+        if inputs.replaced or not inputs.tensors or func in MADE_KNOWN or self.known.can_tell(inputs_read):
             return None
         return self.runs.repeated_result(func, args, kwargs)
 

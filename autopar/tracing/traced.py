@@ -70,6 +70,11 @@ class Traced:
         """Arguments of the traced call that are numbers: a call with another value is a different kind of call."""
         return {name: value for name, value in self.inputs.fixed.items() if type(value) in (int, float)}
 
+    @property
+    def numbers_read(self) -> dict[str, int | float]:
+        """Numbers that forward read from tensors of known contents, by the question and its place in the model."""
+        return {f"{g.question}() at {g.place}": g.answer for g in self.guards.guards if type(g.answer) in (int, float)}
+
     def of(self, model: nn.Module) -> Traced:
         """This trace for `model`, a copy of the root. It no longer refers to the root, and has no execution order."""
         inputs = replace(self.inputs, modules=tuple(model.modules()))

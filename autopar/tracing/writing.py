@@ -146,7 +146,7 @@ class GraphWriter:
             if entry is None:
                 raise TraceError(
                     f"a tensor of shape {tuple(tensor.shape)} was made by something the tracer cannot see (a scripted "
-                    "function, numpy, torch.Tensor(...), nn.Parameter(...), a leaf that hands it on beside its result, "
+                    "function, numpy, nn.Parameter(...), a leaf that hands it on beside its result, "
                     "as in a cache): make it with a torch function or in __init__, and train without caches",
                     where=self.where(),
                 )

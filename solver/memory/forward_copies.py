@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.memory.formulas import StepMemory
-from autopar.cost.memory.moving import Moving, moving
+from autopar.cost.memory.transfer_bytes import TransferBytes, transfer_bytes
 from autopar.solver.memory.stage_bytes import BucketBytes, add
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression, Flow, Pair
@@ -58,7 +58,7 @@ class ForwardCopies:
     ) -> None:
         self.problem, self.program, self.flows, self.total = model.problem, model.program, flows, total
         self.memory, self.grouping = memory, grouping
-        self._fresh: dict[Read, list[tuple[int, Moving, bool]]] = {}
+        self._fresh: dict[Read, list[tuple[int, TransferBytes, bool]]] = {}
         self._kept = {parameter for (parameter, _), some in flows.items() if any(map(self._keeps, some))}
         self._stays: dict[Stay, Expression] = {}
         self._sums: dict[tuple[str, tuple[Read, ...]], int | None] = {}
@@ -94,8 +94,8 @@ class ForwardCopies:
         return self._stays[stay]
 
     def sum(self, kind: str, reads: tuple[Read, ...]) -> int | None:
-        """A variable for the bytes of a kind (a field of `Moving`) of the largest bucket of what some ops are the first
-        to read, as in `cost.memory.gathers`."""
+        """A variable for the bytes in a field of `TransferBytes` of the largest bucket of what some ops are the first
+        to read, as in `cost.memory.forward_copies`."""
         if (kind, reads) not in self._sums:
             moved = [[(one, v) for v, one, _ in self._fresh_of(read) if one.arriving] for read in reads]
             self._sums[kind, reads] = self.total(kind, moved, kind == "gathered")
@@ -105,7 +105,7 @@ class ForwardCopies:
         """An upper bound on `sum` of the same arguments, in bytes."""
         return sum(sum(one.alone * getattr(one, kind) for _, one, _ in self._fresh_of(read)) for read in reads)
 
-    def _fresh_of(self, read: Read) -> list[tuple[int, Moving, bool]]:
+    def _fresh_of(self, read: Read) -> list[tuple[int, TransferBytes, bool]]:
         """The copies that an op is the first to read: each one's variable, what moves for it, and whether an op may
         keep it."""
         if read not in self._fresh:
@@ -124,10 +124,10 @@ class ForwardCopies:
 
     def by_pair(
         self, parameter: int, ops: Sequence[int], *, but_kept: bool = False
-    ) -> dict[Pair, tuple[Moving, list[int]]]:
+    ) -> dict[Pair, tuple[TransferBytes, list[int]]]:
         """By storage and wanted layout, what moves for a parameter, and the variables of the ops' flows; `but_kept`:
         without flows to ops that keep it whatever is recomputed."""
-        found: dict[Pair, tuple[Moving, list[int]]] = {}
+        found: dict[Pair, tuple[TransferBytes, list[int]]] = {}
         for op in ops:
             for flow in self.flows.get((parameter, op), []):
                 surely = but_kept and self._keeps(flow) and not self.problem.ops[op].again.dropped
@@ -145,10 +145,10 @@ class ForwardCopies:
         self.program.at_least("fresh", [(fresh, 1.0), (flow, -1.0), *((one, 1.0) for one in earlier)], 0.0)
         return fresh
 
-    def _moving(self, flow: Flow, pair: Pair) -> Moving:
+    def _moving(self, flow: Flow, pair: Pair) -> TransferBytes:
         (storage, regather), wanted = pair
         ref = self.problem.ref(flow.tensor)
-        return moving(self.memory, self.grouping, ref, storage, wanted.value(), regather=regather)
+        return transfer_bytes(self.memory, self.grouping, ref, storage, wanted.value(), regather=regather)
 
     def _keeps(self, flow: Flow) -> bool:
         """Whether an op keeps the parameter that it reads for backward, unless it is gathered again."""

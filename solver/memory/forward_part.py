@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from autopar.cost.memory.backward_transfers import Phase
 from autopar.cost.memory.forward_part import ForwardPart
-from autopar.cost.memory.on_the_way import Phase
 from autopar.solver.memory.forward_rows import ForwardRows
 from autopar.solver.memory.peaks import Peaks
 from autopar.solver.memory.points import Pieces, Points
@@ -64,7 +64,7 @@ class ForwardPeaks:
         later, off = self._returned_later(number) if pieces else {}, 0.0
         if self.part.landings and not self._always_counts(number):
             off = self.peaks.most_of_bucket(number)
-            later = total(later, {self.peaks.way.division.kept(number): off * UNIT})
+            later = total(later, {self.peaks.transfers.division.kept(number): off * UNIT})
         for behind, some in pieces.items():
             levels = self.points.by_level(number, some, self.sums.largest)
             fullest = [found[_BLOCK] for found in levels]
@@ -74,15 +74,15 @@ class ForwardPeaks:
         """Whether a stage's rows hold even where all blocks that share its buckets are recomputed as a whole."""
         first, count = self.rows.first[number], self.problem.stages[number].count
         some = not self.part.regions.isdisjoint(range(first, first + count))
-        return some or not self.peaks.way.division.of(number)
+        return some or not self.peaks.transfers.division.of(number)
 
     def _growth(self, number: int, data: StageBytes, *, behind: bool) -> dict[int, tuple[Expression, Expression]]:
         """By op: what a block keeps before the op runs and once it has run, parameters apart."""
-        current = dict(data.brought.get(-1, {})) if behind else {}
+        current = dict(data.block.brought.get(-1, {})) if behind else {}
         found: dict[int, tuple[Expression, Expression]] = {}
         for member in self.problem.stages[number].ops:
             before = current
-            for change in (data.block.get(member, {}), data.brought.get(member, {}) if behind else {}):
+            for change in (data.block.by_op.get(member, {}), data.block.brought.get(member, {}) if behind else {}):
                 current = self.points.chain(current, change) if change else current
             found[member] = before, current
         return found

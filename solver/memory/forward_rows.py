@@ -21,9 +21,9 @@ from typing import NamedTuple, Protocol
 from torch import fx
 
 from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.memory.backward_transfers import Phase
 from autopar.cost.memory.formulas import StepMemory
-from autopar.cost.memory.forward_way import forward_way
-from autopar.cost.memory.on_the_way import Phase
+from autopar.cost.memory.forward_transfers import forward_transfers
 from autopar.cost.memory.point import Point
 from autopar.cost.traffic import in_segment
 from autopar.solver.memory.forward_copies import ForwardCopies, Read, Stay
@@ -34,11 +34,11 @@ from autopar.solver.seconds.replays import Expression, Flow
 
 Rows = Callable[[str, Sequence[Sequence[int | None]], Expression], None]
 _OWN = {Phase.BEFORE: "arriving", Phase.LANDING: "landing"}
-"""By phase, the field of `Moving` for a region's own parameters until they are there."""
+"""By phase, the field of `TransferBytes` for a region's own parameters until they are there."""
 
 
 class _Bucket(NamedTuple):
-    """Bytes of a kind (a field of `Moving`) of a bucket of what some ops are the first to read: the arguments of
+    """Bytes of a kind (a field of `TransferBytes`) of a bucket of what some ops are the first to read: the arguments of
     `ForwardCopies.sum`."""
 
     kind: str
@@ -147,7 +147,7 @@ class ForwardRows:
                     (before if region < i else later)[self.op_of[reader]] = None
                 stays.append((Stay(self.op_of[node], tuple(before), tuple(later)), regions[-1] == i))
         moved = []
-        for phase, terms in forward_way(self.grouping, i).items():
+        for phase, terms in forward_transfers(self.grouping, i).items():
             apart = {(_OWN[phase], i)} if phase in _OWN and not self.grouping.is_cut(i) else set()
             rest = [term for term in terms if term not in apart]
             sums = Counter(_Bucket(kind, self._own[one]) for kind, one in rest)

@@ -87,7 +87,7 @@ class HeldByCaller:
         for number, some in self.kept.items():
             nodes = [self.problem.ops[op].node for op in self.problem.stages[number].ops]
             keepers = self._keepers(nodes, {one.root for one in some})
-            target, sizes = stages[number].unkept, Counter[tuple[Variables, tuple[tuple[int, Variables], ...]]]()
+            target, sizes = stages[number].block.unkept, Counter[tuple[Variables, tuple[tuple[int, Variables], ...]]]()
             for one in some:
                 for variable, size in one.sizes.items():
                     keep(target, -1, variable, size)

@@ -43,13 +43,13 @@ class Neighbours:
         if not readers:
             return []
         data, both = self.stages[stage], {self.program.variable("both"): 1.0}
-        data.brought_until = max(data.brought_until, end or len(data.least))
+        data.block.brought_until = max(data.block.brought_until, end or len(data.kept.least_by_level))
         for saver in savers:
             for reader in readers:
                 uses = [(v, -c) for one in (saver, reader) for v, c in self.counts.uses(one).items()]
                 self.program.at_least("both", [*both.items(), *uses], -1.0)
         for variable in both:
-            keep(data.brought, -1, variable, size)
+            keep(data.block.brought, -1, variable, size)
         ops, before = sorted({reader.op for reader in readers}), both
         for number in ops:
             rest: Expression = {}
@@ -60,7 +60,7 @@ class Neighbours:
                 self.program.at_least("rest", [*rest.items(), *((v, -c) for v, c in both.items()), *terms], 0.0)
             for some, sign in ((rest, 1.0), (before, -1.0)):
                 for variable in some:
-                    keep(data.brought, number, variable, sign * size)
+                    keep(data.block.brought, number, variable, sign * size)
             before = rest
         return readers
 
@@ -93,7 +93,7 @@ class Neighbours:
         """A tensor that the last of equal blocks makes and keeps does not count again with ops after the blocks."""
         one = self.kept_before(self._choices(savers), makers)
         if one is not None:
-            keep(self.stages[stage].block, max(saver.op for saver in savers), one, -size)
+            keep(self.stages[stage].block.by_op, max(saver.op for saver in savers), one, -size)
             for held, *_ in self.counts.held(stage):
                 add(held, one, -size)
 

@@ -67,12 +67,12 @@ def _add_one_copy(model: Model, data: StageBytes, found: Sequence[tuple[Flow, Co
     for flow, copies in sorted(found, key=lambda one: one[0].use.op):
         one = program.variable("saved", whole=False)
         program.at_least("saved", [(one, 1.0), *((variable, -1.0) for variable in copies)], 0.0)
-        keep(data.parameters, flow.use.op, one, size)
+        keep(data.block.parameters_by_op, flow.use.op, one, size)
         if so_far >= 0:
             program.at_least("saved", [(one, 1.0), (so_far, -1.0)], 0.0)
-            keep(data.parameters, flow.use.op, so_far, -size)
+            keep(data.block.parameters_by_op, flow.use.op, so_far, -size)
         so_far = one
-    add(data.held, so_far, size)
+    add(data.kept.all_blocks, so_far, size)
 
 
 def _add_own_copies(model: Model, data: StageBytes, flow: Flow, sizes: Copies) -> None:
@@ -80,13 +80,13 @@ def _add_own_copies(model: Model, data: StageBytes, flow: Flow, sizes: Copies) -
     op = model.problem.ops[flow.use.op]
     count, dropped = model.costs.count(op), op.again.dropped
     for variable, size in sizes.items():
-        keep(data.parameters, flow.use.op, variable, size)
+        keep(data.block.parameters_by_op, flow.use.op, variable, size)
     groups = [np.array([variable]) for variable in sizes]
     again = {
         level: dict(zip(sizes, replays(model, flow, groups, level).tolist(), strict=True))
-        for level in {*range(1, min(dropped, len(data.least))), dropped} - {0}
+        for level in {*range(1, min(dropped, len(data.kept.least_by_level))), dropped} - {0}
     }
-    for targets, left_out in (([data.held], 0), (data.held_but_one, 1), ([data.held_but_two], 2)):
+    for targets, left_out in (([data.kept.all_blocks], 0), (data.kept.but_last, 1), ([data.kept.but_last_two], 2)):
         for level, target in enumerate(targets[: dropped or None]):
             for variable, size in sizes.items():
                 if level:
@@ -96,7 +96,7 @@ def _add_own_copies(model: Model, data: StageBytes, flow: Flow, sizes: Copies) -
                     add(target, variable, (count - left_out) * size)
                 if dropped:
                     add(target, again[dropped][variable], -size)
-    for target in data.least[: dropped or None]:
+    for target in data.kept.least_by_level[: dropped or None]:
         for variable, size in sizes.items():
             add(target, variable, size)
     levels = model.problem.stages[op.stage].levels
@@ -106,4 +106,4 @@ def _add_own_copies(model: Model, data: StageBytes, flow: Flow, sizes: Copies) -
         span = levels.holding(op.again.offset, level)
         assert span is not None
         for variable, size in sizes.items():
-            add(data.freed.setdefault((level, span), {}), variable, size)
+            add(data.block.freed.setdefault((level, span), {}), variable, size)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.cost.memory.on_the_way import Phase
+from autopar.cost.memory.backward_transfers import Phase
 from autopar.solver.memory.limits import limit_of, only_at
-from autopar.solver.memory.on_the_way import Case, OnTheWay
 from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
+from autopar.solver.memory.stage_transfers import PhaseSums, StageTransfers
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression, counted
 
@@ -36,36 +36,37 @@ class Living(NamedTuple):
 class Peaks:
     """Adds the memory rows of stages: `rows` adds them to the program, and `total` makes a variable of a sum."""
 
-    def __init__(self, model: Model, way: OnTheWay, rows: RowsOf, total: Callable[..., int | None]) -> None:
-        self.model, self.program, self.way, self.rows, self.total = model, model.program, way, rows, total
+    def __init__(self, model: Model, transfers: StageTransfers, rows: RowsOf, total: Callable[..., int | None]) -> None:
+        self.model, self.program, self.transfers = model, model.program, transfers
+        self.rows, self.total = rows, total
         self.memory = model.problem.memory
 
     def add(self, number: int, data: StageBytes, sums: Living) -> None:
         """Add the rows of a stage's backward: of its last block and the next to last where these are not recomputed,
         then of each level. Blocks that share buckets have rows of both cases of `solver.memory.division`."""
-        if not self.way.division.of(number):
+        if not self.transfers.division.of(number):
             self._add(number, data, sums)
             return
-        arriving, most = self.way.arriving(number), self.most_of_bucket(number)
+        arriving, most = self.transfers.arriving(number), self.most_of_bucket(number)
 
         def unless_apart(name: str, sums: Sequence[Sequence[int | None]], terms: Expression, right: float) -> None:
             self.rows(
                 name,
                 [[*parts, arriving] for parts in sums],
-                total(terms, {self.way.division.kept(number): most * UNIT}),
+                total(terms, {self.transfers.division.kept(number): most * UNIT}),
                 right + most,
             )
 
-        shared = Peaks(self.model, self.way, unless_apart, self.total)
+        shared = Peaks(self.model, self.transfers, unless_apart, self.total)
         shared._add(number, data, sums)
-        Peaks(self.model, self.way.apart(), self.rows, self.total)._add_whole(number, data, sums)
+        Peaks(self.model, self.transfers.apart(), self.rows, self.total)._add_whole(number, data, sums)
 
     def _add_whole(self, number: int, data: StageBytes, sums: Living) -> None:
         """Add the rows for the case that all blocks of a stage are recomputed as a whole."""
-        stage, blocks = self.model.problem.stages[number], self.way.blocks(number)
+        stage, blocks = self.model.problem.stages[number], self.transfers.blocks(number)
         w, there, before = sums.fullest[0], sums.there, sums.before
         if stage.count == 1:
-            self._cases(f"backward of stage {number}, apart", [*there, before], w, blocks, data.inputs)
+            self._cases(f"backward of stage {number}, apart", [*there, before], w, blocks, data.kept.inputs)
             return
         self._last_of_level(number, data, stage.depth, w, (), there, before)
         self._first_of_level(number, data, stage.depth, w, there, before, blocks)
@@ -73,15 +74,17 @@ class Peaks:
     def _add(self, number: int, data: StageBytes, sums: Living) -> None:
         fullest, behind, next_one, last, there, before = sums
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
-        m, blocks = stage.count, self.way.blocks(number, divided=not self.way.dividing(number))
+        m, blocks = stage.count, self.transfers.blocks(number, divided=not self.transfers.dividing(number))
         if m == 1:
-            self._cases(name, [*there, before], fullest[0], self.way.blocks(number, divided=False), data.inputs)
-            self._divided(f"{name}, divided", number, [*there, before], fullest[0], data.inputs)
+            self._cases(
+                name, [*there, before], fullest[0], self.transfers.blocks(number, divided=False), data.kept.inputs
+            )
+            self._divided(f"{name}, divided", number, [*there, before], fullest[0], data.kept.inputs)
             return
-        kept, together = self._all_but_one(data, 0, before), [self.way.last_block(number, divided=False)]
+        kept, together = self._all_but_one(data, 0, before), [self.transfers.last_block(number, divided=False)]
         self._cases(f"{name}, last block", [*there, kept], last, together, {})
         if m > 2:
-            inner = self.way.blocks(number, divided=False, but_first=True)
+            inner = self.transfers.blocks(number, divided=False, but_first=True)
             self._cases(f"{name}, next to last block", [*there, before], behind[0], inner, self._next_to_last(data))
         for level in range(stage.depth + 1):
             whole = bool(level and level == stage.depth)
@@ -110,10 +113,10 @@ class Peaks:
         terms = self._gradients_behind(data, gradients, counts[level - 1], whether[level - 1], m)
         kept = before if whole else self._all_but_one(data, level, before)
         alone = {whether[-1]: limit * UNIT} if whole and limit else {}
-        for variable, size in (*(data.inputs.items() if whole else ()), *alone.items()):
+        for variable, size in (*(data.kept.inputs.items() if whole else ()), *alone.items()):
             add(terms, variable, size)
         less = {} if whole else self._less_behind_last(data, number, level)
-        its = {} if self.memory.micro_batches > 1 else data.gradients
+        its = {} if self.memory.micro_batches > 1 else data.gradients.of_block
         behind_it = total(terms, {v: -c for v, c in its.items()})
         for at_end, others, switch, more in self._of_level(number, whether[level - 1]):
             most = (limit if alone else 0.0) + more
@@ -133,7 +136,7 @@ class Peaks:
         w: Mapping[Phase, int | None],
         there: Sequence[int | None],
         before: int | None,
-        blocks: Sequence[Case],
+        blocks: Sequence[PhaseSums],
     ) -> None:
         """Add the rows of a stage's first block, if it is of this level: the gradients of all other blocks are there.
         `blocks`: the cases of what is on its way after a block."""
@@ -141,7 +144,7 @@ class Peaks:
         whole = bool(level and level == stage.depth)
         limit = limit_of(self.model, stage) if stage.depth > 1 else 0.0
         off, right = only_at(self.model.any_recomputed.get(number, []), level, limit)
-        inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is not recomputed
+        inputs = data.kept.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is not recomputed
         terms = {**self._gradients_of_others(data, stage.count), **inputs, **off}
         self._cases(here, [*there, before], w, blocks, terms, right)
         self._divided(f"{here}, divided", number, [*there, before], w, terms, right)
@@ -162,7 +165,7 @@ class Peaks:
         each taken for the last of its level. `beside`: further terms; `more`: what these add to the right side."""
         stage, name = self.model.problem.stages[number], f"forward of stage {number}"
         if stage.count == 1:
-            self.rows(name, [[*there, before, fullest[0]]], total(beside, data.inputs), more)
+            self.rows(name, [[*there, before, fullest[0]]], total(beside, data.kept.inputs), more)
             return
         whether, limit = (
             self.model.any_recomputed.get(number, []),
@@ -172,10 +175,10 @@ class Peaks:
             whole, terms, right = bool(level and level == stage.depth), beside, 0.0
             if not behind:
                 off, right = only_at(whether, level, limit)
-                terms = total(total(terms, data.first_inputs if whole or stage.depth == 1 else {}), off)
+                terms = total(total(terms, data.kept.first_inputs if whole or stage.depth == 1 else {}), off)
             elif whole:
                 right = limit
-                terms = total(total(terms, data.inputs), {whether[-1]: limit * UNIT} if limit else {})
+                terms = total(total(terms, data.kept.inputs), {whether[-1]: limit * UNIT} if limit else {})
             kept = before if not behind or whole else self._all_but_one(data, level, before)
             if stage.depth > 1 or not level or (whole and behind):
                 self.rows(name, [[*there, kept, fullest[0 if whole else level]]], terms, right + more)
@@ -185,12 +188,12 @@ class Peaks:
         name: str,
         parts: Sequence[int | None],
         fullest: Mapping[Phase, int | None],
-        cases: Sequence[Case],
+        cases: Sequence[PhaseSums],
         terms: Expression,
         right: float = 0.0,
     ) -> None:
-        both = [(phase, moved) for case in cases for phase, moved in case.items() if phase in fullest]
-        rows = [[*parts, fullest[phase], *moved] for phase, moved in both]
+        both = [(phase, sums) for case in cases for phase, sums in case.items() if phase in fullest]
+        rows = [[*parts, fullest[phase], *sums] for phase, sums in both]
         self.rows(name, rows, terms, right)
 
     def _divided(
@@ -203,23 +206,23 @@ class Peaks:
         right: float = 0.0,
     ) -> None:
         """Add rows of blocks that are not the first of their bucket: they reduce only where recompute divides it."""
-        stages = self.way.dividing(number)
+        stages = self.transfers.dividing(number)
         limit = self._limit_of_bucket(number) if stages else 0.0
         for stage in stages:
             if_so = total(terms, {self.model.any_recomputed[stage][0]: limit * UNIT})
             only = {Phase.REDUCING: fullest[Phase.REDUCING]}
-            self._cases(name, parts, only, self.way.blocks(number), if_so, right + limit)
+            self._cases(name, parts, only, self.transfers.blocks(number), if_so, right + limit)
 
-    def _of_level(self, number: int, q: int) -> Iterator[tuple[list[Case], list[Case], Expression, float]]:
+    def _of_level(self, number: int, q: int) -> Iterator[tuple[list[PhaseSums], list[PhaseSums], Expression, float]]:
         """Yield the cases of what is on its way after a stage's last block and after its other blocks, with terms and a
         right side that switch their rows off: where no block of the stage is the first of a bucket, buckets are reduced
         only if recompute divides them, for which a block must be of the level (`q` is 1)."""
-        apart = bool(self.way.dividing(number))
-        last = self.way.last_block(number, divided=not apart)
-        others = self.way.blocks(number, divided=not apart)
+        apart = bool(self.transfers.dividing(number))
+        last = self.transfers.last_block(number, divided=not apart)
+        others = self.transfers.blocks(number, divided=not apart)
         yield [last], [case for case in others if case != last], {}, 0.0
         if apart:
-            last_one, others = map(_reducing, ([self.way.last_block(number)], self.way.blocks(number)))
+            last_one, others = map(_reducing, ([self.transfers.last_block(number)], self.transfers.blocks(number)))
             limit = self._limit_of_bucket(number)
             yield last_one, [case for case in others if case not in last_one], {q: limit * UNIT}, limit
 
@@ -229,29 +232,29 @@ class Peaks:
 
     def _limit_of_bucket(self, number: int) -> float:
         """An upper bound, in MiB, on all that is there when a bucket of a stage is reduced: a big M."""
-        reducing = self.way.reducing(number).items()
+        reducing = self.transfers.reducing(number).items()
         return sum(limit_of(self.model, self.model.problem.stages[one]) * blocks for one, blocks in reducing)
 
     def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
         """What the stages before keep, and all blocks of a level or higher but the last of them. Where no block is of
         such a level, the blocks' part is negative."""
-        return self.total("held", data.held_but_one[level], before, lower=-math.inf)
+        return self.total("held", data.kept.but_last[level], before, lower=-math.inf)
 
     def _next_to_last(self, data: StageBytes) -> Expression:
         """What all blocks but the last two keep, with the gradients of the last."""
-        found = dict(data.held_but_two)
-        for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients).items():
+        found = dict(data.kept.but_last_two)
+        for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients.of_block).items():
             add(found, variable, size)
         return found
 
     def _gradients_of_others(self, data: StageBytes, m: int) -> Expression:
         """(m - 1) G; with several micro-batches nothing, since gradients then count as accumulated throughout."""
-        return {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.items()}
+        return {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.of_block.items()}
 
     def _gradients_behind(self, data: StageBytes, gradients: Expression, r: int, q: int, m: int) -> Expression:
         """(m - r) G, but (m - 1) G where r is 0: gradients of the blocks after the first r."""
         found = dict(gradients)
-        for choices, sizes in data.each_gradient if gradients else ():
+        for choices, sizes in data.gradients.by_parameter if gradients else ():
             by_size: dict[float, list[int]] = {}
             for variable in choices.tolist():
                 by_size.setdefault(sizes.get(variable, 0.0), []).append(variable)
@@ -263,20 +266,20 @@ class Peaks:
 
     def _less_behind_last(self, data: StageBytes, number: int, level: int) -> Expression:
         """D of a level: where all blocks are of this level, by how much the block before the last has less."""
-        if not data.most_left_behind:
+        if not data.gradients.most_left_behind:
             return {}
         many = self.memory.micro_batches > 1
-        most = data.most_left_behind / UNIT
-        limit = 0.0 if many else sum(max(sizes.values()) for _, sizes in data.each_gradient) / UNIT
+        most = data.gradients.most_left_behind / UNIT
+        limit = 0.0 if many else sum(max(sizes.values()) for _, sizes in data.gradients.by_parameter) / UNIT
         kept, less = self.model.kept(number, level), self.program.variable("less", upper=most, whole=False)
         self.program.at_most("less", [(less, 1.0), (kept, most)], most)
-        terms = {v: -c for v, c in data.least[level].items()}
-        for variable, size in ({} if many else data.gradients).items():
+        terms = {v: -c for v, c in data.kept.least_by_level[level].items()}
+        for variable, size in ({} if many else data.gradients.of_block).items():
             add(terms, variable, size)
         bytes_ = [(v, c / UNIT) for v, c in terms.items()]
         self.program.at_most("less", [(less, 1.0), (kept, -limit), *bytes_], 0.0)
         return {less: -UNIT}
 
 
-def _reducing(cases: Sequence[Case]) -> list[Case]:
-    return [{phase: moved for phase, moved in case.items() if phase is Phase.REDUCING} for case in cases]
+def _reducing(cases: Sequence[PhaseSums]) -> list[PhaseSums]:
+    return [{phase: sums for phase, sums in case.items() if phase is Phase.REDUCING} for case in cases]

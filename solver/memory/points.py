@@ -2,25 +2,29 @@
 
 For the points v in the order of the ops, D(v) is what grows and shrinks from op to op: bytes that ops up to v keep, and
 gradients of parameters whose last reader is v or a later op, which wait for their bucket. W is at least D(v) plus what
-lives at v alone. Each phase (`cost.memory.on_the_way`) has a W of its own: the points before backward reaches an op
-that reads a gathered parameter, the landing of the parameter at that op, the points since, and the reduction, when all
-gradients of the stage are there, with those of activations that its backward leaves to the stage before.
+lives at v alone. Each phase (`cost.memory.backward_transfers`) has a W of its own: the points before backward reaches
+an op that reads a gathered parameter, the landing of the parameter at that op, the points since, and the reduction,
+when all gradients of the stage are there, with those of activations that its backward leaves to the stage before. A
+bucket may be reduced after the backward of any weight's reader, if no weight that ops before read moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from autopar.cost.memory.on_the_way import Phase
+from autopar.cost.memory.backward_transfers import Phase
 from autopar.cost.memory.point import Point
+from autopar.cost.memory.transfer_bytes import transfer_bytes
 from autopar.graph import TensorRef
 from autopar.solver.memory.alive import Alive
+from autopar.solver.memory.limits import limit_of
 from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
-from autopar.solver.seconds.replays import Expression, OwnLevel
+from autopar.solver.seconds.replays import Expression, Flow, OwnLevel
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
 Fullest = list[dict[Phase, int | None]]
@@ -63,12 +67,16 @@ class Points:
         for member in stage.ops:
             start = total(start, self.waiting.get(member, {}))
         pieces, pieces_behind, current, begin = self._pieces(number, start, lands=lands, last=last)
-        whole = [total(total(start, returned), passing) for passing in self._left_to_do(stage)]
-        for one in whole:
-            self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})
+        start = total(start, returned)
+        region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
+        first = self.problem.grouping.first_reader(region)
+        for passing in self._left_to_do(stage, first):
+            self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(total(current, start), passing), {})
         most = self._most(number, pieces, bound)
-        kept = self._before_layers(stage, data)
-        own = [total(one, kept) for one in whole]
+        own: list[Expression] = []
+        for at, off in self._reduced_at(stage, region):
+            there = total(total(start, self._kept_before(stage, data, at)), off)
+            own += [total(there, passing) for passing in self._left_to_do(stage, at)]
         reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in own if one])
         levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
         found = [one | {Phase.REDUCING: reducing} for one in levels]
@@ -77,7 +85,9 @@ class Points:
             return found, found, next_one
         most = self._most(number, pieces_behind, bound)
         behind_others = [
-            one | self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
+            one | self._fullest_at(data, most, bound, counting, one)
+            if most and level < data.block.brought_until
+            else one
             for level, (counting, one) in enumerate(zip(self._levels(number), found, strict=True))
         ]
         return found, behind_others, next_one
@@ -90,18 +100,18 @@ class Points:
         stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
         shared = {} if last else self.shared
         pieces, pieces_behind = Pieces(), Pieces()
-        brought, unkept = dict(data.brought.get(-1, {})), dict(data.unkept.get(-1, {}))
+        brought, unkept = dict(data.block.brought.get(-1, {})), dict(data.block.unkept.get(-1, {}))
         current, begin, begins = start, -1, self.begins(stage)
         for member in stage.ops:
             node, begin = self.problem.ops[member].node, begins[member]
             behind_reads = grouping.last_reader(grouping.region(node)) - self.lifetimes.position[node]
-            change = dict(data.block.get(member, {}))
-            for variable, size in data.parameters.get(member, {}).items():
+            change = dict(data.block.by_op.get(member, {}))
+            for variable, size in data.block.parameters_by_op.get(member, {}).items():
                 add(change, variable, size)
             if change:
                 current = self.chain(current, change)
-            brought = total(brought, data.brought.get(member, {}))
-            unkept = total(unkept, data.unkept.get(member, {}))
+            brought = total(brought, data.block.brought.get(member, {}))
+            unkept = total(unkept, data.block.unkept.get(member, {}))
             given = total({v: -c for v, c in self.waiting.get(member, {}).items()}, shared.get(member, {}))
             for point, kind, behind in self._cases(member, stage.count):
                 if point.view and not self.alive.converts(member, point, kind):
@@ -122,14 +132,34 @@ class Points:
             current = total(current, {v: -c for v, c in shared.get(member, {}).items()})
         return pieces, pieces_behind, current, begin
 
-    def _before_layers(self, stage: Stage, data: StageBytes) -> Expression:
-        """What a block's ops before the first that reads a weight keep: it lives while the bucket is reduced."""
-        region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
-        first, found = self.problem.grouping.first_reader(region), Expression()
+    def _reduced_at(self, stage: Stage, region: int) -> Iterator[tuple[int, Expression]]:
+        """The positions of the ops of a stage's first block after whose backward its bucket may be reduced: of the
+        first that reads a weight, and of later ones, with terms that are at most -M if the gradient of any weight moves
+        that an op before reads."""
+        grouping, memory = self.problem.grouping, self.memory
+        readers, off = grouping.weight_readers(region), Expression()
+        yield grouping.first_reader(region), {}
+        limit = limit_of(self.model, stage) * UNIT if len(readers) > 1 else 0.0
+        by_reader = {node: list[Flow]() for node in readers}
+        for flow in self.model.flows if len(readers) > 1 else ():
+            if memory.is_trainable(self.problem.ref(flow.tensor).node):
+                by_reader.get(self.problem.ops[flow.use.op].node, []).append(flow)
+        for node, behind in itertools.pairwise(readers):
+            for flow in by_reader[node]:
+                ref = self.problem.ref(flow.tensor)
+                for (port, wanted), variable in flow.pairs.items():
+                    if transfer_bytes(memory, grouping, ref, port[0], wanted, regather=port[1]).reduction:
+                        off = off | {variable: -limit}
+            yield self.lifetimes.position[behind], off
+
+    def _kept_before(self, stage: Stage, data: StageBytes, position: int) -> Expression:
+        """What a block's ops keep that stand before a position of the stage's first block: it lives while the bucket is
+        reduced after the backward of the op there."""
+        found = Expression()
         for member in stage.ops:
-            if self.lifetimes.position[self.problem.ops[member].node] >= first:
+            if self.lifetimes.position[self.problem.ops[member].node] >= position:
                 return found
-            found = total(found, total(data.block.get(member, {}), data.parameters.get(member, {})))
+            found = total(found, total(data.block.by_op.get(member, {}), data.block.parameters_by_op.get(member, {})))
         return Expression()
 
     def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:
@@ -157,13 +187,12 @@ class Points:
             found[member] = begin
         return found
 
-    def _left_to_do(self, stage: Stage) -> list[Expression]:
+    def _left_to_do(self, stage: Stage, position: int) -> list[Expression]:
         """Gradients of activations that live when the backward of a stage's first, second and last block has only the
-        ops before the first reader of a weight left."""
-        first = self.problem.grouping.first_reader(self.problem.grouping.region(self.problem.ops[stage.ops[0]].node))
+        ops left that stand before a position of the first block."""
         period = stage.repeat.period if stage.repeat is not None else 0
         blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
-        points = [self.lifetimes.left_to_do(first + block * period) for block in blocks]
+        points = [self.lifetimes.left_to_do(position + block * period) for block in blocks]
         found = [self.alive.passing(point) if point is not None else {} for point in points]
         return [one for i, one in enumerate(found) if one not in found[:i]]
 
@@ -193,7 +222,7 @@ class Points:
                 if variable is None or its_phase is not phase:
                     continue
                 terms: Expression = {variable: UNIT}
-                for spans, sign, behind in ((data.freed, -1.0, 1), (data.besides, 1.0, 0)):
+                for spans, sign, behind in ((data.block.freed, -1.0, 1), (data.block.besides, 1.0, 0)):
                     for (its, span), some in spans.items():
                         if begin is not None and span[behind] < begin + 1 - behind:
                             for one, size in some.items():

@@ -37,7 +37,10 @@ def returned_again(
         for level in range(dropped, depth):
             span = levels.holding(op.again.offset, level)
             assert span is not None
-            for part in (stages[op.stage].besides, stages[op.stage].freed):  # from the segment's begin to its end
+            for part in (
+                stages[op.stage].block.besides,
+                stages[op.stage].block.freed,
+            ):  # from the segment's begin to its end
                 for variable, size in sizes.items():
                     add(part.setdefault((level, span), {}), variable, size)
         until = [
@@ -70,14 +73,14 @@ def _hold(model: Model, number: int, data: StageBytes, level: int, sizes: Expres
 
     recomputed = model.recomputed[number]
     held = {one: times(recomputed[one - 1], stage.count) for one in range(level, stage.depth + 1)}
-    for target in (data.held, data.held_but_two, *data.held_but_one[:level]):
+    for target in (data.kept.all_blocks, data.kept.but_last_two, *data.kept.but_last[:level]):
         _put(target, held[level])
-    for one in range(level, len(data.held_but_one)):
-        _put(data.held_but_one[one], held[one])
-        _put(data.held_but_one[one], sizes, -1.0)
-    _put(data.inputs, held[stage.depth])
+    for one in range(level, len(data.kept.but_last)):
+        _put(data.kept.but_last[one], held[one])
+        _put(data.kept.but_last[one], sizes, -1.0)
+    _put(data.kept.inputs, held[stage.depth])
     first = held[stage.depth] if stage.count == 1 else times(model.any_recomputed[number][-1], 1)
-    _put(data.first_inputs, first)
+    _put(data.kept.first_inputs, first)
 
 
 def _put(target: Expression, terms: Expression, sign: float = 1.0) -> None:

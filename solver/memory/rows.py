@@ -10,17 +10,19 @@ backward::
     W_0 >= K(v) + gradients(v) + workspace(v)     for every point v of the stage's ops (`solver.memory.points`)
     W_l >= the same, less what recomputed segments before v have freed, plus what segments keep besides
 
-    last block of level l:  always + H(before) + H_l - F_l + W_l + (m - r_l) G     + gradients(after) + moving <= budget
-    the block after it:     always + H(before) + H_l - F_l + N_l + (m - r_l - 1) G + gradients(after) + moving <= budget
-    first block, level l:   always + H(before)             + W_l + (m - 1) G       + gradients(after) + moving <= budget
-    next to last of all:    always + H(before) + H_0 - 2 F_0 + W_0 + G             + gradients(after) + moving <= budget
+    last block of level l:  always + H(before) + H_l - F_l + W_l + (m - r_l) G     + gradients(after) + flight <= budget
+    the block after it:     always + H(before) + H_l - F_l + N_l + (m - r_l - 1) G + gradients(after) + flight <= budget
+    first block, level l:   always + H(before)             + W_l + (m - 1) G       + gradients(after) + flight <= budget
+    next to last of all:    always + H(before) + H_0 - 2 F_0 + W_0 + G             + gradients(after) + flight <= budget
 
-Each phase of backward has a W of its own, and its own `moving` (`cost.memory.on_the_way`). Blocks that share a bucket
-reduce it after the backward of the first of them; where recompute may divide the bucket, after that of any of them.
+Each phase of backward has a W of its own, and its own `flight` (`cost.memory.backward_transfers`). Blocks that share a
+bucket reduce it after the backward of the first of them; where recompute may divide the bucket, after that of any of
+them.
 N_l: what the last block of level l keeps when the block after it, of a lower level, has only its reduction left to do.
 
-Less is moving after the last block of a stage than after the others. Where all blocks are of level l, the other cases
-of `moving` begin at the block before the last one, which has D_l bytes less; the rows of these cases subtract D_l::
+Less is in flight after the last block of a stage than after the others. Where all blocks are of level l, the other
+cases of `flight` begin at the block before the last one, which has D_l bytes less; the rows of these cases subtract
+D_l::
 
     D_l <= most left behind * (1 - k_l),  D_l <= least F_l - G + most G * k_l,  m k_l >= m - r_l,  k_l in {0,1}
 
@@ -41,13 +43,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from autopar.cost.buckets.grouping import Grouping
-from autopar.cost.memory.moving import Moving, moving
+from autopar.cost.memory.transfer_bytes import TransferBytes, transfer_bytes
 from autopar.cost.traffic import in_segment
 from autopar.solver.memory.division import Division
 from autopar.solver.memory.forward_part import ForwardPeaks
 from autopar.solver.memory.forward_rows import ForwardRows
 from autopar.solver.memory.held_by_caller import HeldByCaller
-from autopar.solver.memory.on_the_way import Moves, OnTheWay
 from autopar.solver.memory.optimizer_step import all_temporaries, each_temporaries
 from autopar.solver.memory.parameter_copies import add_parameter_copies
 from autopar.solver.memory.peaks import Living, Peaks
@@ -57,8 +58,9 @@ from autopar.solver.memory.returned import Returned
 from autopar.solver.memory.returned_again import returned_again
 from autopar.solver.memory.saved import Saved
 from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
+from autopar.solver.memory.stage_transfers import Reads, StageTransfers
 from autopar.solver.memory.sums import Sums
-from autopar.solver.memory.unreduced import unreduced
+from autopar.solver.memory.unreduced import summed_as_stored, unreduced
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
 from autopar.solver.seconds.replays import Expression, Flow, Pair
@@ -104,8 +106,9 @@ class Rows:
             returned_again(model, self.stages, saved.copies, self.held.kept)
         add_parameter_copies(model, self.stages)
         if self.memory.micro_batches > 1:
-            for variable, size in unreduced(model).items():
-                add(self.accumulated, variable, size)
+            for left in (unreduced(model), summed_as_stored(model)):
+                for variable, size in left.items():
+                    add(self.accumulated, variable, size)
         self._rows()
 
     # -- always, and gradients ----------------------------------------------------------------------------------------
@@ -137,53 +140,56 @@ class Rows:
             flows = self.flows.get((number, last), [])[:1]
             mine: Expression = {}
             by_all = stage != op.stage and self.problem.stages[stage].count > 1 and self.memory.micro_batches == 1
-            for one, variable in self._moving(flows):
+            for one, variable in self._transfers(flows):
                 waiting, cast = self.memory.lifetimes.waiting(op.node, one)
                 for target, size in ((self.waiting, waiting), (self.cast, cast)):
                     add(target.setdefault(last, {}), variable, size)
                 if by_all:
                     add(self.shared.setdefault(last, {}), variable, one.waiting)
                 later = one.waiting if shared else one.reduced
-                if self.memory.micro_batches > 1 and not one.reduction:
-                    left = one.accumulated + (later if shared else 0)
-                    add(self.accumulated, variable, self.model.costs.count(op) * left)
+                if self.memory.micro_batches > 1 and not one.reduction and shared:
+                    add(self.accumulated, variable, self.model.costs.count(op) * later)
                 if stage == op.stage:
-                    add(self.stages[stage].gradients, variable, later)
+                    add(self.stages[stage].gradients.of_block, variable, later)
                     mine[variable] = float(later)
                 else:
-                    add(self.stages[stage].shared_gradients, variable, self.model.costs.count(op) * later)
+                    add(self.stages[stage].gradients.shared, variable, self.model.costs.count(op) * later)
             if mine:
-                self.stages[stage].each_gradient.append((flows[0].all, mine))
+                self.stages[stage].gradients.by_parameter.append((flows[0].all, mine))
 
-    def _moving(self, flows: Sequence[Flow], grouping: Grouping | None = None) -> list[tuple[Moving, int]]:
-        """What moves for parameters, with the variable of the flow; `grouping`: buckets, the graph's if not given."""
-        found, grouping = [], grouping or self.problem.grouping
+    def _transfers(self, flows: Sequence[Flow], grouping: Grouping | None = None) -> list[tuple[TransferBytes, int]]:
+        """What the transfers of parameters hold, with the variable of each flow; `grouping`: buckets, the graph's if
+        not given."""
+        transfers, grouping = [], grouping or self.problem.grouping
         for flow in flows:
             ref = self.problem.ref(flow.tensor)
-            if self.memory.is_parameter(ref.node) and in_segment(self.problem.ops[flow.use.op].node):
-                ways = self.model.costs.table(ref).ways([layout for layout, _ in flow.ports], flow.wanted)
-                for (layout, again), row, numbers in zip(flow.ports, ways, flow.numbers.tolist(), strict=True):
-                    for wanted, way, variable in zip(flow.wanted, row, numbers, strict=True):
-                        if variable >= 0:
-                            one = moving(self.memory, grouping, ref, layout, wanted, regather=again, way=way)
-                            found.append((one, variable))
-        return found
+            if not self.memory.is_parameter(ref.node) or not in_segment(self.problem.ops[flow.use.op].node):
+                continue
+            paths = self.model.costs.table(ref).transfer_paths([storage for storage, _ in flow.ports], flow.wanted)
+            for (storage, regather), row, variables in zip(flow.ports, paths, flow.numbers.tolist(), strict=True):
+                for wanted, path, variable in zip(flow.wanted, row, variables, strict=True):
+                    if variable >= 0:
+                        transfer = transfer_bytes(
+                            self.memory, grouping, ref, storage, wanted, regather=regather, path=path
+                        )
+                        transfers.append((transfer, variable))
+        return transfers
 
-    def _by_read(self, flows: Sequence[Flow], grouping: Grouping) -> list[list[tuple[Moving, int]]]:
+    def _by_read(self, flows: Sequence[Flow], grouping: Grouping) -> list[list[tuple[TransferBytes, int]]]:
         """What moves for each read of a parameter; where several ops read one in the same layouts, it moves once."""
-        found, by_source = list[list[tuple[Moving, int]]](), dict[int, list[Flow]]()
+        found, by_source = list[list[tuple[TransferBytes, int]]](), dict[int, list[Flow]]()
         for flow in flows:
             by_source.setdefault(flow.tensor.source, []).append(flow)
         for source, some in by_source.items():
             if self.problem.grouping.shared(self.problem.ops[source].node):
                 self.alike.update((v, (source, (pair,))) for flow in some for pair, v in flow.pairs.items())
             if len(some) == 1:
-                found.append(self._moving(some, grouping))
+                found.append(self._transfers(some, grouping))
                 continue
-            alike: dict[tuple[Pair, Moving], list[int]] = {}
+            alike: dict[tuple[Pair, TransferBytes], list[int]] = {}
             for flow in some:
                 pairs = {variable: pair for pair, variable in flow.pairs.items()}
-                for one, variable in self._moving([flow], grouping):
+                for one, variable in self._transfers([flow], grouping):
                     alike.setdefault((pairs[variable], one), []).append(variable)
             for (_, one), variables in alike.items():
                 any_ = variables[0]
@@ -212,8 +218,8 @@ class Rows:
                 for stage, (a_block, each) in returned.by_stage.items():
                     self.returned[stage] = a_block
                     for one, its in () if self.memory.micro_batches > 1 else a_block.items():
-                        add(self.stages[stage].gradients, one, its)
-                    self.stages[stage].each_gradient += each
+                        add(self.stages[stage].gradients.of_block, one, its)
+                    self.stages[stage].gradients.by_parameter += each
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -230,40 +236,40 @@ class Rows:
         stages, division = list(enumerate(self.problem.stages)), Division(self.model)
         kept_by = [self._parameters_of(stage, kept=True) for _, stage in stages]
         by_stage = [self._parameters_of(stage, reduced=True) for _, stage in stages]
-        shared = own = self._moves(kept_by, by_stage, division.grouping)
+        shared = own = self._reads(kept_by, by_stage, division.grouping)
         if division.divided is not division.grouping:
-            own = self._moves(kept_by, by_stage, division.divided)
-        way = OnTheWay(shared, own, self.sums.bucket, division, self.alike)
-        peaks = Peaks(self.model, way, self.sums.at_most, self.sums.sum)
+            own = self._reads(kept_by, by_stage, division.divided)
+        transfers = StageTransfers(shared, own, self.sums.bucket, division, self.alike)
+        peaks = Peaks(self.model, transfers, self.sums.at_most, self.sums.sum)
         part, forward = self.problem.grouping.forward, None
         if part is not None:
             forward = ForwardPeaks(self.model, self.flows, points, peaks, self.sums, part)
         behind: list[int | None] = [None]  # of the stages after one: gradients not in `accumulated`, returned tensors
         for i, (data, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
-            whole = self.returned.get(i, {}) if many else dict(data.shared_gradients)
-            for variable, size in () if many else data.gradients.items():
+            whole = self.returned.get(i, {}) if many else dict(data.gradients.shared)
+            for variable, size in () if many else data.gradients.of_block.items():
                 add(whole, variable, stage.count * size)
             behind.append(self.sums.sum("gradients", whole, behind[-1]))
         behind.reverse()
         before: int | None = None
         for i, data in enumerate(self.stages):
-            data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
+            data.gradients.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
             given = i, self.returned.get(i, {}), self.sums.largest
-            fullest = of_last = points.fullest(*given, lands=way.lands(i))
+            fullest = of_last = points.fullest(*given, lands=transfers.lands(i))
             if any(op in self.shared for op in stages[i][1].ops):
-                of_last = points.fullest(*given, lands=way.lands(i), last=True)
+                of_last = points.fullest(*given, lands=transfers.lands(i), last=True)
             peaks.add(i, data, Living(*fullest, of_last[1][0], [always, left, behind[i + 1]], before))
             if forward is not None:
                 forward.add(i, data, [always, left], before)
-            before = self.sums.sum("held", data.held, before)
-        cast = [[always, one] for i, _ in stages if (one := way.cast(i)) is not None]
+            before = self.sums.sum("held", data.kept.all_blocks, before)
+        cast = [[always, one] for i, _ in stages if (one := transfers.cast(i)) is not None]
         self.sums.at_most("gradients handed out", cast, self.handed_out)
         self.sums.at_most("optimizer step", [[always]], total(self.handed_out, self.temporaries))
 
-    def _moves(self, kept: Sequence[Sequence[Flow]], reduced: Sequence[Sequence[Flow]], grouping: Grouping) -> Moves:
-        """What moves in each stage with the buckets of `grouping`."""
+    def _reads(self, kept: Sequence[Sequence[Flow]], reduced: Sequence[Sequence[Flow]], grouping: Grouping) -> Reads:
+        """The parameters that each stage reads, with the buckets of `grouping`."""
         again = replay_gathers(self.model, self.flows, self.alike, grouping)
-        return Moves(
+        return Reads(
             [self._by_read(flows, grouping) + again.get(i, []) for i, flows in enumerate(kept)],
             [self._by_read(flows, grouping) for flows in reduced],
         )
@@ -288,4 +294,4 @@ class Rows:
 
     def _most_left_behind(self, flow: Flow) -> int:
         """The most bytes that a parameter's bucket can leave behind while the next block runs backward."""
-        return max((one.left_behind + one.others for one, _ in self._moving([flow])), default=0)
+        return max((one.left_behind + one.others for one, _ in self._transfers([flow])), default=0)

@@ -5,11 +5,11 @@ share one copy. x[v] is the sum of the choices of op v that keep the copy; z_l[v
 recomputed at level l or a higher one (z_0 = m x in m blocks); and the op keeps it in blocks of the levels from `start`
 up to, but not including, `end`. The fields of `StageBytes` get these variables::
 
-    block          s_v >= x[v], s_v >= s_u            one block up to op v; u: the op before v that keeps it
-    held           k >= (z_start - z_end)[v]          all blocks after forward, for each v
-    held_but_one   k >= (z_start - z_end)[v] - x[v]   all blocks but the last, for each v
-    besides        b >= x[v] - sum of x[u]            an inner segment: what its op v reads, and no op u before the
-                                                      segment keeps in any case
+    block.by_op       s_v >= x[v], s_v >= s_u            one block up to op v; u: the op before v that keeps it
+    kept.all_blocks   k >= (z_start - z_end)[v]          all blocks after forward, for each v
+    kept.but_last     k >= (z_start - z_end)[v] - x[v]   all blocks but the last, for each v
+    block.besides     b >= x[v] - sum of x[u]            an inner segment: what its op v reads, and no op u before the
+                                                         segment keeps in any case
 
 An op keeps a saved tensor at all levels below the one at which a segment holds both the op and the tensor's maker, and
 so makes it again. From the level at which the op is in a segment at all, the segment keeps what it reads from outside.
@@ -67,13 +67,13 @@ class Saved:
             saver, data = Saver(number, 0, op.again.dropped), self.stages[op.stage]
             for i, choice in enumerate(op.choices):
                 size = kept_bytes(op.node, choice.strategy, self.memory.mesh_shape, internal)
-                keep(data.block, number, self.model.x[number][i], size)
+                keep(data.block.by_op, number, self.model.x[number][i], size)
                 for part in self._inner_segments(number):
-                    add(data.freed.setdefault(part, {}), self.model.x[number][i], size)
+                    add(data.block.freed.setdefault(part, {}), self.model.x[number][i], size)
                 for target, level, left_out in self.counts.held(op.stage):
                     for variable, coefficient in self.counts.of_choice(saver, i, level, left_out).items():
                         add(target, variable, coefficient * size)
-                for target in data.least[: op.again.dropped or None]:
+                for target in data.kept.least_by_level[: op.again.dropped or None]:
                     add(target, self.model.x[number][i], size)
 
     def _every_copy(self) -> None:
@@ -123,7 +123,7 @@ class Saved:
 
         Returns s of the last op: whether the block keeps the storage. A single op needs no variable: s_v is x[v].
         """
-        block, several = self.stages[stage].block, len({saver.op for saver in savers}) > 1
+        block, several = self.stages[stage].block.by_op, len({saver.op for saver in savers}) > 1
         before_v: Expression = {}  # s_u
         for saver in savers:
             uses = self.counts.uses(saver)
@@ -151,7 +151,7 @@ class Saved:
                 for other in others:
                     self.program.at_most("alone", [(alone, 1.0), *self.counts.uses(other).items()], 1.0)
                 uses = {alone: 1.0}
-            for target in self.stages[stage].least[saver.start : saver.end or None]:
+            for target in self.stages[stage].kept.least_by_level[saver.start : saver.end or None]:
                 for variable in uses:
                     add(target, variable, size)
 
@@ -191,7 +191,11 @@ class Saved:
         for level, (first, last) in self._spans(stage):
             if self.memory.lifetimes.stays_within(root, start + first, start + last):
                 for variable, coefficient in whole.items():
-                    add(self.stages[stage].freed.setdefault((level, (first, last)), {}), variable, coefficient * size)
+                    add(
+                        self.stages[stage].block.freed.setdefault((level, (first, last)), {}),
+                        variable,
+                        coefficient * size,
+                    )
 
     def _besides(self, stage: int, size: int, savers: Sequence[Saver]) -> None:
         """b >= x[v] - sum of x[u]: an inner segment keeps what its op v reads and no op u before the segment keeps."""
@@ -208,7 +212,7 @@ class Saved:
             one = {self.program.variable("besides"): 1.0}
             self.counts.largest("besides", one, [total(self.counts.uses(s), earlier) for s in reads])
             for variable in one:
-                add(self.stages[stage].besides.setdefault((level, (first, last)), {}), variable, size)
+                add(self.stages[stage].block.besides.setdefault((level, (first, last)), {}), variable, size)
 
     def _copy_of_several_stages(self, size: int, savers: list[Saver]) -> None:
         """Add a storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
@@ -230,10 +234,10 @@ class Saved:
                 one = self.program.variable("saved")
                 there = [(many, 1.0)] if stage != first else []  # kept since an earlier stage, not recomputed
                 self.program.at_least("saved", [(one, 1.0), *there, *uses], right)
-                keep(self.stages[stage].block, saver.op, one, size)
+                keep(self.stages[stage].block.by_op, saver.op, one, size)
                 if stage in before:
                     self.program.at_least("saved", [(one, 1.0), (before[stage], -1.0)], 0.0)
-                    keep(self.stages[stage].block, saver.op, before[stage], -size)
+                    keep(self.stages[stage].block.by_op, saver.op, before[stage], -size)
                 before[stage] = one
 
     def _from_outside(self) -> Iterator[Tensor]:
@@ -271,7 +275,7 @@ class Saved:
             if one is not None:
                 found.append((one, -self.memory.copy_bytes(copy)))
         for variable, size in found:
-            for target in (data.held, *data.held_but_one, data.held_but_two, data.inputs):
+            for target in (data.kept.all_blocks, *data.kept.but_last, data.kept.but_last_two, data.kept.inputs):
                 add(target, variable, size)
             if not is_next:
-                add(data.first_inputs, variable, size)
+                add(data.kept.first_inputs, variable, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.cost.memory.moving import Moving
+from autopar.cost.memory.transfer_bytes import TransferBytes
 from autopar.solver.linear.program import Program
 from autopar.solver.linear.terms import arrays_of
 from autopar.solver.memory.stage_bytes import UNIT, add
@@ -29,7 +29,9 @@ class Sums:
                 self.program.at_least(name, {v: -c / UNIT for v, c in terms.items()} | {largest: 1.0}, 0.0)
         return largest
 
-    def bucket(self, kind: str, reads: Sequence[Sequence[tuple[Moving, int]]], together: bool = False) -> int | None:
+    def bucket(
+        self, kind: str, reads: Sequence[Sequence[tuple[TransferBytes, int]]], together: bool = False
+    ) -> int | None:
         """See `solver.memory.stage_bytes.BucketBytes`."""
         terms: Expression = {}
         each = []

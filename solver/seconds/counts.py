@@ -20,9 +20,9 @@ class Counts:
         """The expressions (of `StageBytes`) that sum up the bytes that blocks keep, each with the level from which on
         blocks count and the number of last blocks of that level that are left out, fewest first."""
         data, blocks = self.stages[stage], self.problem.stages[stage].count
-        cases = [(data.held, 0, 0)]
-        cases += [(target, level, 1) for level, target in enumerate(data.held_but_one) if blocks > 1]
-        return [*cases, (data.held_but_two, 0, 2)] if blocks > 2 else cases
+        cases = [(data.kept.all_blocks, 0, 0)]
+        cases += [(target, level, 1) for level, target in enumerate(data.kept.but_last) if blocks > 1]
+        return [*cases, (data.kept.but_last_two, 0, 2)] if blocks > 2 else cases
 
     def least(self, level: int, left_out: int) -> float:
         """The least value of a count: if no block is at a level, the count without that level's last block is -1."""

@@ -10,7 +10,7 @@ import numpy as np
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.collectives import collective_seconds, copies_seconds, member_seconds
-from autopar.cost.memory.moving import IN_ANOTHER_ORDER, RESULT, Way
+from autopar.cost.memory.transfer_path import IN_ANOTHER_ORDER, RESULT, TransferPath
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.resharding.all_paths import KnownRoutes, Paths, all_paths
@@ -71,7 +71,7 @@ class PriceTable:
     wanted: dict[Layout, int] = field(default_factory=dict)
     _prices: Prices | None = None
     _paths: Paths | None = None
-    _ways: tuple[Array, ...] | None = None
+    _transfer_paths: tuple[Array, ...] | None = None
     _staged: tuple[tuple[Array, Array], tuple[Array, Array]] | None = None
 
     def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
@@ -90,16 +90,16 @@ class PriceTable:
         rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
         return self._prices.at(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
 
-    def ways(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> list[list[Way]]:
+    def transfer_paths(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> list[list[TransferPath]]:
         """The collectives of these conversions, by source and wanted layout."""
         self.prices(sources, wanted)
         assert self._paths is not None
-        if self._ways is None:
-            self._ways = self._all_ways(self._paths)
+        if self._transfer_paths is None:
+            self._transfer_paths = self._all_transfer_paths(self._paths)
         rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
         at = np.ix_(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
-        grids = zip(*(grid[at].tolist() for grid in self._ways), strict=True)
-        return [[Way(*fields) for fields in zip(*row, strict=True)] for row in grids]
+        grids = zip(*(grid[at].tolist() for grid in self._transfer_paths), strict=True)
+        return [[TransferPath(*fields) for fields in zip(*row, strict=True)] for row in grids]
 
     def staged_bytes(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
         """The staging memory in bytes of conversions of an activation (`resharding.staging`), by source and wanted."""
@@ -130,7 +130,7 @@ class PriceTable:
             np.stack([parts[count][kind][..., column] for column, count in enumerate(calls.tolist())], axis=-1)
             for kind in range(4)
         )
-        self._paths, self._ways, self._staged = paths, None, None
+        self._paths, self._transfer_paths, self._staged = paths, None, None
         return Prices(
             forward,
             backward,
@@ -156,8 +156,8 @@ class PriceTable:
         of = np.append(axes, -1)[:, None]
         return [np.where(of == axis, each, 0.0) for axis in range(len(self.cluster.axes))]
 
-    def _all_ways(self, paths: Paths) -> tuple[Array, ...]:
-        """The fields of `Way` for each pair of layouts."""
+    def _all_transfer_paths(self, paths: Paths) -> tuple[Array, ...]:
+        """The fields of `TransferPath` for each pair of layouts."""
         ranks = np.array([axis.size for axis in self.cluster.axes])[paths.axis]
         several = ranks > 1
         handed, came, sent, results = (np.zeros(len(paths.axis) + 1, dtype=np.int64) for _ in range(4))

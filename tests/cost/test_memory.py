@@ -14,9 +14,9 @@ from autopar.cost import annotate
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.memory.formulas import StepMemory
 from autopar.cost.memory.moments import moments_of
-from autopar.cost.memory.moving import moving
 from autopar.cost.memory.optimizer_step import successive, temporaries
 from autopar.cost.memory.planned_bytes import PlannedBytes
+from autopar.cost.memory.transfer_bytes import transfer_bytes
 from autopar.cost.ops.workspace import LiveBytes
 from autopar.cost.structure.blocks import find_repeats
 from autopar.graph import TensorRef, tensor_of
@@ -75,7 +75,7 @@ def test_zero(stage: int) -> None:
     [node] = [n for n in memory.graph.nodes if memory.is_parameter(n)]
     ref, elements = TensorRef(node, 0), 64 * 32
     storage, wanted = Layout.parse("R" if whole else "S0"), Layout.parse("R+")
-    moved = moving(memory, Grouping(memory, ()), ref, storage, wanted, regather=stage == 3)
+    moved = transfer_bytes(memory, Grouping(memory, ()), ref, storage, wanted, regather=stage == 3)
     found = sum(memory.parameter_bytes(node, storage).values())
     if stage in (1, 2):  # the copy in the compute dtype lives as long as the activations
         found += memory.read_bytes(node, storage, wanted)

@@ -14,6 +14,7 @@ from advice_cases import advised
 from habit_cases import planned
 from large_cases import refusal
 from loop_cases import PRESETS, ROWS, Net, whole
+from loop_op_cases import CASES as LOOP_OPS
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -167,7 +168,16 @@ def saved_gradients(preset: str) -> list[str]:
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         case.__name__: case
-        for case in (submodule_loaded, tied_outside, formatted, compared, given_to_steps, early_steps, advised)
+        for case in (
+            submodule_loaded,
+            tied_outside,
+            formatted,
+            compared,
+            given_to_steps,
+            early_steps,
+            advised,
+            *LOOP_OPS,
+        )
     }
     | {
         f"{case.__name__}-{preset}": partial(case, preset)

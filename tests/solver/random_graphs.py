@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from toys import Toy, cluster, firsts, on_meta, toy
 
-from autopar.cost.memory.moving import replayed
+from autopar.cost.memory.transfer_bytes import replay_transfer_bytes
 from autopar.cost.step import predict
 from autopar.errors import LayoutError
 from autopar.graph import tensor_of
@@ -294,6 +294,6 @@ def _on_the_way(asked: Toy, problem: Problem, plan: Tried, stage: Stage) -> int:
         for ref, wanted in zip(memory.inputs[problem.ops[number].node], strategies[number].inputs, strict=True):
             if memory.is_parameter(ref.node):
                 storage = strategies[problem.op_of[ref.node]].outputs[0]
-                one = replayed(memory, problem.grouping, ref, storage, wanted)
+                one = replay_transfer_bytes(memory, problem.grouping, ref, storage, wanted)
                 found += one.gathered + one.arriving + one.landing + one.begun
     return found

@@ -9,7 +9,7 @@ import torch
 from test_branches import Normed
 from toys import cluster, on_meta, toy
 
-from autopar.cost.memory.moving import way_between
+from autopar.cost.memory.transfer_path import transfer_path
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import R_PLUS, Layout, P, R, shard
 from autopar.resharding.all_paths import all_paths
@@ -29,11 +29,11 @@ def test_ways_of_parameters(mesh: tuple[int, ...]) -> None:
         legal = [one for one in layouts if one.is_legal(shape, mesh, ragged=True)]
         stored = [one for one in legal if R_PLUS not in one.placements]
         possible = model.costs.table(ref).prices(stored, legal).possible
-        ways = model.costs.table(ref).ways(stored, legal)
+        paths = model.costs.table(ref).transfer_paths(stored, legal)
         for (i, storage), (j, wanted) in itertools.product(enumerate(stored), enumerate(legal)):
             if possible[i, j]:
-                assert ways[i][j] == way_between(problem.memory, ref, storage, wanted)
-                way = ways[i][j]
+                assert paths[i][j] == transfer_path(problem.memory, ref, storage, wanted)
+                way = paths[i][j]
                 kinds.add(
                     (way.further > 0, way.last > 0, way.reduces, way.result > 0, way.scatters, way.scatters_later)
                 )

@@ -22,7 +22,7 @@ from autopar.layout import Layout
 
 if TYPE_CHECKING:
     from autopar.cost.memory.forward_part import ForwardPart
-    from autopar.cost.memory.moving import Moving
+    from autopar.cost.memory.transfer_bytes import TransferBytes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Grouping:
         self._memory, self.repeats = memory, tuple(repeats)
         self.full_bytes = memory.bucket_bytes
         self._forms: dict[TensorRef, tuple[object, ...]] = {}
-        self.moved: dict[tuple[object, ...], Moving] = {}  # a cache of `cost.memory.moving`
+        self.transfers: dict[tuple[object, ...], TransferBytes] = {}  # a cache of `cost.memory.transfer_bytes`
         self._divided: dict[frozenset[int], Grouping] = {}
         filled: dict[int, list[fx.Node]] = {}
         for node in nodes:
@@ -60,12 +60,15 @@ class Grouping:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
         self._first_reader: dict[int, tuple[bool, int]] = {}  # by region: whether no weight is read, and the position
+        self._weight_readers: dict[int, list[fx.Node]] = {}
         self._sharing: dict[int, set[fx.Node]] = {}  # parameters that a region saves and that other regions read too
         kept: list[set[fx.Node]] = [set() for _ in rows]
         for reader in {user for node in self._home for user in node.users if user.op != "output"}:
             refs, region = memory.inputs[reader], self.region(reader)
             at = self._position[reader]
             vectors = all(tensor_of(ref).dim() < 2 for ref in refs if memory.is_trainable(ref.node))
+            if not vectors:
+                self._weight_readers.setdefault(region, []).append(reader)
             self._first_reader[region] = min((vectors, at), self._first_reader.get(region, (vectors, at)))
             again = memory.saved(reader)[0] if memory.train else range(len(refs))
             saved = {refs[j].node for j in again if memory.is_parameter(refs[j].node)}
@@ -174,6 +177,10 @@ class Grouping:
         _, found = self._first_reader.get(region, (True, self._first[region]))
         return found
 
+    def weight_readers(self, region: int) -> list[fx.Node]:
+        """A region's ops that read a trained weight, in the order of the graph."""
+        return sorted(self._weight_readers.get(region, ()), key=self._position.__getitem__)
+
     def reads(self, region: int) -> bool:
         """Whether any of a region's ops saves a parameter for backward (without a backward: reads one)."""
         return self._last_reader[region] >= 0
@@ -261,14 +268,19 @@ class Grouping:
         if found is None:
             tensor, memory, node = tensor_of(ref), self._memory, ref.node
             kinds = tensor.dtype, memory.stored_dtype(node), memory.is_trainable(node), tensor.requires_grad
-            found = self._forms[ref] = (tuple(tensor.shape), *kinds, self._share[self._home[node]])
+            found = self._forms[ref] = (tuple(tensor.shape), *kinds, self._share_of(node))
         return found
 
     def bucket_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
         """The bytes that this parameter and its counterparts have in one bucket, in all blocks that share the bucket.
         Without a backward this parameter alone, since blocks that have run have freed theirs."""
-        share = self._share[self._home[ref.node]]
+        share = self._share_of(ref.node)
         return self._part_bytes(ref, wanted, itemsize, share if self._memory.train else min(1.0, share))
+
+    def _share_of(self, parameter: fx.Node) -> float:
+        """As `_share`, of a parameter: one that several regions read has no counterparts in other blocks."""
+        share = self._share[self._home[parameter]]
+        return min(1.0, share) if self.shared(parameter) else share
 
     def one_of_bucket(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
         """As `bucket_bytes`, but of one block alone."""

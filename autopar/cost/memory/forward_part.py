@@ -23,7 +23,7 @@ from torch import fx
 
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.memory.formulas import StepMemory
-from autopar.cost.memory.forward_way import forward_way
+from autopar.cost.memory.forward_transfers import forward_transfers
 from autopar.cost.traffic import in_segment
 
 
@@ -50,8 +50,8 @@ def forward_part(memory: StepMemory, grouping: Grouping) -> ForwardPart | None:
         regions = [forward.region(user) for user in node.users if in_segment(user)]
         fetching.update(regions)
         staying.update(range(min(regions), max(regions) + 1))
-    some = frozenset(i for i in range(forward.regions) if i in staying or _mentions(forward, i, fetching))
-    return ForwardPart(alone, forward, some, frozenset(shared - some))
+    counting = frozenset(i for i in range(forward.regions) if i in staying or _has_in_flight(forward, i, fetching))
+    return ForwardPart(alone, forward, counting, frozenset(shared - counting))
 
 
 def _not_keeping(memory: StepMemory, node: fx.Node) -> list[fx.Node]:
@@ -59,9 +59,9 @@ def _not_keeping(memory: StepMemory, node: fx.Node) -> list[fx.Node]:
     if not memory.is_frozen(node):
         return []
     readers = [user for user in node.users if in_segment(user)]
-    return [one for one in readers if node not in {memory.inputs[one][j].node for j in memory.saved(one)[0]}]
+    return [user for user in readers if node not in {memory.inputs[user][j].node for j in memory.saved(user)[0]}]
 
 
-def _mentions(grouping: Grouping, region: int, some: set[int]) -> bool:
-    """Whether parameters of `some` regions are on their way in a region."""
-    return any(one in some for terms in forward_way(grouping, region).values() for _, one in terms)
+def _has_in_flight(grouping: Grouping, region: int, fetching: set[int]) -> bool:
+    """Whether parameters of any of the regions `fetching` are in flight in a region."""
+    return any(other in fetching for terms in forward_transfers(grouping, region).values() for _, other in terms)

@@ -25,7 +25,7 @@ from autopar.cost.traffic import gradient_enters, in_segment, needs_grad
 from autopar.graph import COST, TensorRef, is_getitem, output_tensors
 
 if TYPE_CHECKING:
-    from autopar.cost.memory.moving import Moving
+    from autopar.cost.memory.transfer_bytes import TransferBytes
     from autopar.strategies.strategy import Strategy
 
 
@@ -98,7 +98,7 @@ class Lifetimes:
         """The last reader of a parameter, from which its first gradient comes."""
         return max(parameter.users, key=self.position.__getitem__, default=None)
 
-    def waiting(self, parameter: fx.Node, one: Moving) -> tuple[int, int]:
+    def waiting(self, parameter: fx.Node, one: TransferBytes) -> tuple[int, int]:
         """Bytes of a parameter's gradient that wait for its bucket from the op on that gives its first part, and bytes
         that are there at that op alone. If several ops read the parameter, each adds its part to the sum, which may be
         what earlier micro-batches left: then all is there at the op alone."""

@@ -6,8 +6,7 @@ runtime replaces a sharded op by code of its own (`autopar.runtime.local`), as t
 - Causal attention with queries sharded: halves of the queries are sent between ranks, and results are joined.
 - Experts sharded: a rank has room for every route; where each expert is split, inputs and results of a route are whole.
 - Batch normalisation with statistics over several ranks: computed, with the gradient, in float32 at least.
-- Dropout: a mask has one byte per element (`masks`), where PyTorch's own mask on CPUs has the input's dtype; and the
-  scaled input is a temporary.
+- Dropout and other ops that draw random numbers: see `cost.memory.random_workspace`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,12 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from autopar.cost.memory.random_workspace import (
+    drawn_workspace_bytes,
+    dropout_kept_bytes,
+    dropout_workspace_bytes,
+    materialises_mask,
+)
 from autopar.graph import COST, target_name, tensor_inputs, tensor_of
 from autopar.strategies.strategy import Strategy
 
@@ -37,10 +42,11 @@ def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
         return _of_halves(node, strategy, mesh_shape, backward=backward)
     if strategy.local == "batch_norm" and tensor_of(tensor_inputs(node)[0]).element_size() < _WIDE.itemsize:
         return _of_batch(node, strategy, mesh_shape, backward=backward)
+    if materialises_mask(node, strategy):
+        return dropout_workspace_bytes(node, strategy, mesh_shape, backward=backward)
     whole = cost.workspace_backward_bytes if backward else cost.workspace_forward_bytes
-    if _has_mask(node, strategy) and not backward:
-        whole = max(whole, _mask_elements(node) * tensor_of(tensor_inputs(node)[0]).element_size())
-    return round(whole * _part(strategy, mesh_shape))
+    drawn = 0 if backward or strategy.local not in ("", "drawn") else drawn_workspace_bytes(node, strategy, mesh_shape)
+    return max(drawn, round(whole * _part(strategy, mesh_shape)))
 
 
 def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], internal_bytes: int) -> int:
@@ -52,10 +58,8 @@ def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], i
     cost, copies, found = node.meta[COST], 0, 0
     if not internal_bytes:
         return 0
-    if strategy.local == "dropout":
-        return round(_mask_elements(node) * strategy.work)
-    if _has_mask(node, strategy):
-        internal_bytes -= _mask_elements(node) * (tensor_of(tensor_inputs(node)[0]).element_size() - 1)
+    if materialises_mask(node, strategy):
+        return dropout_kept_bytes(node, strategy, mesh_shape)
     for place, size in cost.saved_copies:
         whole = tuple(tensor_of(tensor_inputs(node)[place]).shape)
         local = math.prod(strategy.inputs[place].local_shape(whole, mesh_shape))
@@ -74,22 +78,6 @@ def _of_routes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) -
     width = math.prod(strategy.inputs[0].local_shape(tuple(hidden.shape), mesh_shape)) * hidden.element_size()
     kept = width * routes.shape[1] * (weights.requires_grad + parameter.requires_grad)
     return kept - kept // ranks
-
-
-def _has_mask(node: fx.Node, strategy: Strategy) -> bool:
-    """Whether dropout in an op materialises a mask; fused attention draws random numbers as it goes."""
-    return strategy.local == "dropout" or (
-        strategy.local == "sdpa_dropout" and node.meta[COST].saved_internal_bytes >= _mask_elements(node)
-    )
-
-
-def _mask_elements(node: fx.Node) -> int:
-    """The number of random draws of dropout: one per element, per channel, or per query and key."""
-    shape = tuple(tensor_of(tensor_inputs(node)[0]).shape)
-    name = target_name(node).rpartition(".")[2]
-    if name.startswith("dropout"):
-        return math.prod(shape[: len(shape) - int(name[-2]) if name != "dropout" else None])
-    return math.prod(shape[:-1]) * tensor_of(tensor_inputs(node)[1]).shape[-2]
 
 
 def _part(strategy: Strategy, mesh_shape: tuple[int, ...]) -> float:

@@ -15,6 +15,7 @@ from torch import fx
 
 if TYPE_CHECKING:
     from autopar.cost.memory.formulas import StepMemory
+    from autopar.cost.memory.planned_bytes import PlannedBytes
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,16 @@ def successive(memory: StepMemory) -> Iterator[tuple[fx.Node | None, fx.Node]]:
         if name in nodes:
             yield before, nodes[name]
             before = nodes[name]
+
+
+def temporaries_bytes(plan: PlannedBytes) -> int:
+    """Bytes of the temporaries that are there at once in the optimizer's step under a plan."""
+    memory, each, parameters = plan.memory, temporaries(plan.memory), plan.distinct_parameters
+    size = {node: memory.gradient_bytes(node, storage) for node, storage, _ in parameters}
+    if memory.optimizer_at_once:
+        return sum(each.at_once * size[node] * count for node, _, count in parameters)
+    most = 0
+    for before, node in successive(memory):
+        left = each.left * size[plan.stands_for(before)] if before is not None else 0
+        most = max(most, left + each.own * size[plan.stands_for(node)])
+    return most

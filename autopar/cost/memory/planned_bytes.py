@@ -14,8 +14,8 @@ from autopar.cost.memory.cuts import Cuts
 from autopar.cost.memory.formulas import Copy, StepMemory
 from autopar.cost.memory.local_workspace import kept_bytes
 from autopar.cost.memory.momentary import Momentary
-from autopar.cost.memory.moving import Moving, moving, replayed
 from autopar.cost.memory.returned import Returned
+from autopar.cost.memory.transfer_bytes import TransferBytes, replay_transfer_bytes, transfer_bytes
 from autopar.cost.structure.blocks import Repeat, regions
 from autopar.cost.structure.folds import MODEL, Fold
 from autopar.cost.traffic import in_segment
@@ -53,7 +53,7 @@ class PlannedBytes:
         self.folds = {f.repeat: f for f in memory.folds if memory.repeats == tuple(repeats) and self._is_uniform(f)}
         self._repeats = repeats
         self._inner_inputs: dict[Segment, set[Copy]] = {}
-        self._last_uses: dict[fx.Node, tuple[fx.Node, Moving] | None] = {}
+        self._last_uses: dict[fx.Node, tuple[fx.Node, TransferBytes] | None] = {}
         self._cuts: dict[int, list[tuple[int, int, bool]]] = {}  # by region: segments, as offsets in it
         for s in segments:
             number = self.region_of[self.nodes[s.first]]
@@ -87,20 +87,20 @@ class PlannedBytes:
         """Whether a fold's blocks have the same strategies, and their parameters the same storage."""
         repeat = fold.repeat
         for at in repeat.instance(1):
-            mine = self.chosen.get(self.nodes[at])
+            model_strategy = self.chosen.get(self.nodes[at])
             stored = self._stored(self.nodes[at])
             for block in range(2, repeat.count):
                 node = self.nodes[at + (block - 1) * repeat.period]
-                its = self.chosen.get(node)
-                if its is not mine and its != mine:
+                strategy = self.chosen.get(node)
+                if strategy is not model_strategy and strategy != model_strategy:
                     return False
                 if stored is not None and self._stored(node) != stored:
                     return False
         return True
 
     def _stored(self, node: fx.Node) -> tuple[Layout, bool] | None:
-        one = self._parameters.get(str(node.target)) if self.memory.is_parameter(node) else None
-        return (one.storage, one.regather) if one is not None else None
+        planned = self._parameters.get(str(node.target)) if self.memory.is_parameter(node) else None
+        return (planned.storage, planned.regather) if planned is not None else None
 
     def _middle(self, i: int) -> Fold | None:
         """The fold of which a region is a middle block, if any."""
@@ -118,8 +118,8 @@ class PlannedBytes:
         fold = self._middle(self.region_of[node])
         return fold.model_of(node) if fold else node
 
-    def where_something_moves(self) -> Iterator[fx.Node]:
-        """The plan's nodes, in equal blocks only those for which anything moves in the block that stands for them."""
+    def nodes_with_transfers(self) -> Iterator[fx.Node]:
+        """The plan's nodes, in equal blocks only those for which the block that stands for them sends something."""
         places: dict[int, list[int]] = {}
         for i, members in enumerate(self.members):
             model = self.model(i)
@@ -127,11 +127,11 @@ class PlannedBytes:
                 yield from members
                 continue
             if model not in places:
-                places[model] = [k for k, node in enumerate(self.members[model]) if self._moves(node)]
+                places[model] = [k for k, node in enumerate(self.members[model]) if self._may_transfer(node)]
             yield from (members[k] for k in places[model])
 
-    def _moves(self, node: fx.Node) -> bool:
-        """Whether anything may move for a node, whatever has moved before."""
+    def _may_transfer(self, node: fx.Node) -> bool:
+        """Whether anything may be sent for a node, whatever was sent before."""
         strategy, refs = self.chosen[node], self.memory.inputs[node]
         return bool(strategy.inner) or any(
             self.memory.is_parameter(ref.node) or self.chosen[ref.node].outputs[ref.index] != wanted
@@ -142,35 +142,31 @@ class PlannedBytes:
         """A key that is equal for middle blocks of a fold that are recomputed alike; None for other regions."""
         return (self.model(i), *self._cuts.get(i, ())) if self._middle(i) else None
 
-    def as_in(self, copies: Iterable[Copy], one: int, other: int) -> list[Copy]:
-        """Copies that a region reads or keeps, moved to another block of its fold."""
-        fold, blocks = self._middle(one), self.rows[other].instance - self.rows[one].instance
+    def as_in(self, copies: Iterable[Copy], region: int, other: int) -> list[Copy]:
+        """Copies that a region reads or keeps, as those of another block of its fold."""
+        fold, blocks = self._middle(region), self.rows[other].instance - self.rows[region].instance
         assert fold is not None
         return [(fold.moved(root, blocks), cuts) for root, cuts in copies]
 
     def foreign(self, i: int) -> set[Copy]:
         """Copies that a region reads and keeps of storages that other regions make."""
-        found: set[Copy] = set()
+        copies: set[Copy] = set()
         for node in self.members[i]:
             segment = self.segment_of.get(node)
-            found |= self.copies(node) | (self.inner_inputs(segment) if segment is not None else set())
-        return {copy for copy in found if self.region_of[copy[0].node] != i}
+            copies |= self.copies(node) | (self.inner_inputs(segment) if segment is not None else set())
+        return {copy for copy in copies if self.region_of[copy[0].node] != i}
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
+    @cached_property
     def parameters(self) -> list[tuple[fx.Node, Layout]]:
         """The parameters' nodes, each with the layout in which it is stored."""
-        return self._stored_parameters
-
-    @cached_property
-    def _stored_parameters(self) -> list[tuple[fx.Node, Layout]]:
-        found = [n for n in self.nodes if self.memory.is_parameter(n) and n in self.chosen]
-        return [(node, self.storage(node)) for node in found]
+        return [(n, self.storage(n)) for n in self.nodes if self.memory.is_parameter(n) and n in self.chosen]
 
     @cached_property
     def distinct_parameters(self) -> list[tuple[fx.Node, Layout, int]]:
         """The same, once for all parameters in the same place of equal blocks, with their number."""
-        counts = Counter(self.stands_for(node) for node, _ in self.parameters())
+        counts = Counter(self.stands_for(node) for node, _ in self.parameters)
         return [(node, self.storage(node), count) for node, count in counts.items()]
 
     def storage(self, parameter: fx.Node) -> Layout:
@@ -180,82 +176,86 @@ class PlannedBytes:
         """Whether a parameter's copies are gathered again in backward."""
         return self._parameters[str(parameter.target)].regather
 
-    def moved(self, ref: TensorRef, wanted: Layout) -> Moving:
-        """What moves for a parameter that an op wants in a layout."""
-        one = self._parameters[str(ref.node.target)]
-        return moving(self.memory, self.grouping, ref, one.storage, wanted, regather=one.regather)
+    def transfer(self, ref: TensorRef, wanted: Layout) -> TransferBytes:
+        """What the transfers of a parameter hold that an op wants in a layout."""
+        planned = self._parameters[str(ref.node.target)]
+        return transfer_bytes(self.memory, self.grouping, ref, planned.storage, wanted, regather=planned.regather)
 
-    def moving_in(self, i: int) -> dict[tuple[TensorRef, Layout], Moving]:
-        """What moves for the parameters that a region reads, by parameter and wanted layout."""
-        return {
-            (ref, wanted): self.moved(ref, wanted)
-            for node in self.members[i]
-            if in_segment(node)
-            for ref, wanted in zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True)
-            if self.memory.is_parameter(ref.node)
-        }
+    def _parameters_read(self, node: fx.Node) -> list[tuple[int, TensorRef, Layout]]:
+        """The parameters that an op reads: place among its inputs, parameter and wanted layout."""
+        pairs = zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True) if in_segment(node) else ()
+        return [(j, ref, wanted) for j, (ref, wanted) in enumerate(pairs) if self.memory.is_parameter(ref.node)]
 
-    def kept_in(self, i: int) -> dict[Read, Moving]:
-        """What moves for the parameters that a region's ops keep for backward, or that its replays read."""
-        found: dict[Read, Moving] = {}
+    def transfers_in_backward(self, i: int) -> dict[Read, TransferBytes]:
+        """The transfers of the parameters that a region's ops keep for backward, or that its replays read. A replay
+        gathers what it reads, even if the plan keeps the copy."""
+        transfers: dict[Read, TransferBytes] = {}
         for node in self.members[i]:
-            refs, inputs = self.memory.inputs[node], self.chosen[node].inputs
-            saved, replays = self.memory.saved(node)[0] if in_segment(node) else (), node in self.segment_of
-            for j, (ref, wanted) in enumerate(zip(refs, inputs, strict=True)):
-                key = ref, wanted, replays
-                if (j in saved or replays) and self.memory.is_parameter(ref.node) and key not in found:
-                    found[key] = self._moved_in_backward(ref, wanted, replays=replays)
-        return found
+            saved, replays = self.memory.saved(node)[0], node in self.segment_of
+            for j, ref, wanted in self._parameters_read(node):
+                read = ref, wanted, replays
+                if read in transfers or not (j in saved or replays):
+                    continue
+                if replays and not self.regathers(ref.node):
+                    storage = self.storage(ref.node)
+                    transfers[read] = replay_transfer_bytes(self.memory, self.grouping, ref, storage, wanted)
+                else:
+                    transfers[read] = self.transfer(ref, wanted)
+        return transfers
 
-    def _moved_in_backward(self, ref: TensorRef, wanted: Layout, *, replays: bool) -> Moving:
-        """What moves for a parameter in backward. A replay gathers what it reads, even if the plan keeps the copy."""
-        if replays and not self.regathers(ref.node):
-            return replayed(self.memory, self.grouping, ref, self.storage(ref.node), wanted)
-        return self.moved(ref, wanted)
+    def transfers_of_gradients(self, i: int) -> list[TransferBytes]:
+        """The transfers of the parameters whose gradients are reduced after a region's backward."""
+        reads = dict.fromkeys(read[1:] for node in self.members[i] for read in self._parameters_read(node))
+        return [self.transfer(ref, wanted) for ref, wanted in reads if self.grouping.home(ref.node) == i]
 
     def reduces(self, i: int) -> bool:
         """Whether a bucket may be reduced after a region: if it is the first of its bucket, or recompute divides it."""
         return self.grouping.begins(i) or i in self._cuts or i - 1 in self._cuts
 
     def divided(self, i: int) -> str | None:
-        """The field of `Moving` for what the next region's part of a bucket leaves behind, where recompute divides the
-        bucket that this region shares with it; None where it does not."""
+        """The field of `TransferBytes` for what the next region's part of a bucket leaves behind, where recompute
+        divides the bucket that this region shares with it; None where it does not."""
         return "left_of_one" if i + 1 in self._cuts else "left_of_rest" if i in self._cuts else None
 
-    def reduced_in(self, i: int) -> list[Moving]:
-        """What moves for the parameters whose gradients are reduced after a region's backward."""
-        return [one for (ref, _), one in self.moving_in(i).items() if self.grouping.home(ref.node) == i]
+    def first_reduced(self, i: int) -> int:
+        """The position of a region's first op that reads a weight whose gradient moves: after its backward, the
+        region's bucket is reduced."""
+        for node in (node for node in self.grouping.weight_readers(i) if node in self.chosen):
+            trained = [read for read in self._parameters_read(node) if self.memory.is_trainable(read[1].node)]
+            if any(self.transfer(ref, wanted).reduction for _, ref, wanted in trained):
+                return self.memory.lifetimes.position[node]
+        return self.grouping.first_reader(i)
 
-    def last_use(self, parameter: fx.Node) -> tuple[fx.Node, Moving] | None:
-        """The op that gives a parameter's first gradient, and what moves for it; None if no op does."""
+    def last_use(self, parameter: fx.Node) -> tuple[fx.Node, TransferBytes] | None:
+        """The op that gives a parameter's first gradient, and the transfers for it; None if no op does."""
         fold = self._middle(self.region_of[parameter])
         model = fold.model_of(parameter) if fold else parameter
         if model not in self._last_uses:
             self._last_uses[model] = self._last_use(model)
-        found = self._last_uses[model]
-        if found is None or fold is None or model is parameter:
-            return found
+        last_use = self._last_uses[model]
+        if last_use is None or fold is None or model is parameter:
+            return last_use
         blocks = self.rows[self.region_of[parameter]].instance - MODEL
-        return fold.moved(TensorRef(found[0], 0), blocks).node, found[1]
+        return fold.moved(TensorRef(last_use[0], 0), blocks).node, last_use[1]
 
-    def _last_use(self, parameter: fx.Node) -> tuple[fx.Node, Moving] | None:
+    def _last_use(self, parameter: fx.Node) -> tuple[fx.Node, TransferBytes] | None:
         node = self.memory.lifetimes.last_use(parameter)
         if node is None or node not in self.chosen or not in_segment(node):
             return None
-        pairs = zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True)
-        uses = [self.moved(ref, wanted) for ref, wanted in pairs if ref.node is parameter]
-        return node, max(uses, key=lambda one: one.waiting)
+        reads = self._parameters_read(node)
+        transfers = [self.transfer(ref, wanted) for _, ref, wanted in reads if ref.node is parameter]
+        return node, max(transfers, key=lambda transfer: transfer.waiting)
 
     def kept_parameters(self, node: fx.Node) -> dict[ParameterCopy, int]:
         """Copies of parameters that an op keeps until its backward; those gathered again count as on their way."""
         memory = self.memory
-        found: dict[ParameterCopy, int] = {}
+        sizes: dict[ParameterCopy, int] = {}
         for j in memory.saved(node)[0]:
             ref, wanted = memory.inputs[node][j], self.chosen[node].inputs[j]
             parameter = self._parameters.get(str(ref.node.target)) if memory.is_parameter(ref.node) else None
             if parameter and not parameter.regather:
-                found[ref.node, memory.cuts(wanted)] = memory.read_bytes(ref.node, parameter.storage, wanted)
-        return found
+                sizes[ref.node, memory.cuts(wanted)] = memory.read_bytes(ref.node, parameter.storage, wanted)
+        return sizes
 
     # -- activations --------------------------------------------------------------------------------------------------
 
@@ -264,8 +264,8 @@ class PlannedBytes:
         memory = self.memory
         inputs, outputs, _ = memory.saved(node)
         refs, strategy = memory.inputs[node], self.chosen[node]
-        found = {memory.copy(refs[j], strategy.inputs[j]) for j in inputs if not memory.is_parameter(refs[j].node)}
-        return found | {memory.copy(TensorRef(node, j), strategy.outputs[j]) for j in outputs}
+        read = {memory.copy(refs[j], strategy.inputs[j]) for j in inputs if not memory.is_parameter(refs[j].node)}
+        return read | {memory.copy(TensorRef(node, j), strategy.outputs[j]) for j in outputs}
 
     def beside(self, node: fx.Node) -> int:
         """Bytes of statistics and masks that an op keeps."""
@@ -273,23 +273,27 @@ class PlannedBytes:
 
     def inner_inputs(self, segment: Segment) -> set[Copy]:
         """What an inner segment reads from outside, in the layouts that its ops want."""
-        if segment in self._inner_inputs:
-            return self._inner_inputs[segment]
-        found = self._inner_inputs[segment] = set()
-        for node in self.nodes[segment.first : segment.last + 1]:
-            if node in self.chosen and in_segment(node):
-                for ref, wanted in zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True):
-                    if self.segment_of.get(ref.node) != segment and not self.memory.is_parameter(ref.node):
-                        found.add(self.memory.copy(ref, wanted))
-        return found
+        if segment not in self._inner_inputs:
+            nodes = [n for n in self.nodes[segment.first : segment.last + 1] if n in self.chosen and in_segment(n)]
+            reads = (
+                (ref, wanted)
+                for node in nodes
+                for ref, wanted in zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True)
+            )
+            self._inner_inputs[segment] = {
+                self.memory.copy(ref, wanted)
+                for ref, wanted in reads
+                if self.segment_of.get(ref.node) != segment and not self.memory.is_parameter(ref.node)
+            }
+        return self._inner_inputs[segment]
 
     def segment_inputs(self, i: int) -> set[Copy]:
         """What a block recomputed as a whole reads from outside, in its makers' layouts; empty for other regions."""
-        found: set[Copy] = set()
+        copies: set[Copy] = set()
         inside = set(self.members[i]) if i in self.recomputed else set()
-        for node in inside:
+        for node in filter(in_segment, inside):
             for ref in self.memory.inputs[node]:
-                there = self.memory.is_parameter(ref.node) or is_cast_input(ref.node)
-                if in_segment(node) and ref.node not in inside and not there:
-                    found.add(self.memory.copy(ref, self.chosen[ref.node].outputs[ref.index]))
-        return found
+                is_there = self.memory.is_parameter(ref.node) or is_cast_input(ref.node)
+                if ref.node not in inside and not is_there:
+                    copies.add(self.memory.copy(ref, self.chosen[ref.node].outputs[ref.index]))
+        return copies

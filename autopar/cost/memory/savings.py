@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from autopar.cost.memory.formulas import Copy, StepMemory
+from autopar.cost.memory.random_workspace import also_saved
 from autopar.cost.structure.found import Found
 from autopar.cost.traffic import gradient_enters, needs_grad
 from autopar.graph import COST, TensorRef, output_tensors
@@ -40,7 +41,9 @@ class Savings:
         cost = node.meta.get(COST)
         if cost is None or not self.memory.train:
             return _NOTHING
-        return cost.saved
+        inputs, outputs, beside = cost.saved
+        more = also_saved(node)
+        return (tuple(sorted({*inputs, *more})), outputs, beside) if more else cost.saved
 
     def held(self, node: fx.Node) -> Kept:
         """What is saved for a node and held by the caller, parameters apart."""

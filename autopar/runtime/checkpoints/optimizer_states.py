@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autopar.errors import InputError
+from autopar.runtime.dtensors.joined_parts import joined
 from autopar.runtime.stored.parameters import tied_names
 
 Tensors = dict[str, dict[str, torch.Tensor]]
@@ -32,7 +33,8 @@ def named_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[Tens
             listed["kinds"].append(type(optimizer).__name__)
             for name, parameter in zip(members, group["params"], strict=True):
                 state = optimizer.state.get(parameter, {})
-                own = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+                # torch saves no parts of sums, as Shampoo's products of a sharded gradient are
+                own = {key: joined(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
                 tensors[name] = own
                 listed["values"][name] = {key: value for key, value in state.items() if key not in own}
                 listed["tensors"][name] = {key: (tuple(value.shape), value.dtype) for key, value in own.items()}

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
+from autopar.runtime.dtensors.lost_writes import refuse_lost_write
 from autopar.runtime.ranks.failures import collective_error
 
 _aten = torch.ops.aten
@@ -43,6 +44,7 @@ def draw_whole() -> None:
 
 def _fill(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
     tensor: DTensor = args[0]
+    refuse_lost_write(op_call, tensor)
     dealt = _dealt(op_call(_empty(tensor), *args[1:], **kwargs), tensor.device_mesh, tensor.placements)
     tensor._local_tensor.copy_(dealt._local_tensor)
     return tensor

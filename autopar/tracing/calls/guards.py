@@ -21,9 +21,9 @@ from autopar.graph import PLACE, VAL
 from autopar.tracing.contents.known import AS_ANOTHER, FILLING
 from autopar.tracing.errors import ArgumentError
 
-_SHAPED = {"size": 0, "numel": 0, **{f"{name}_as": 1 for name in AS_ANOTHER.values()}}
+_SHAPED = {"size": 0, "numel": 0, **{f.__name__: 1 for f in AS_ANOTHER}}
 _SHAPED |= {f.__name__: 0 for f in FILLING}
-"""By name of a function: the position of the argument of which it uses only the shape."""
+"""By name of a function: the position of the argument of which it uses only shape and dtype."""
 ANSWER = "answer"  # key in node.meta of a reading: the answer that the trace got
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-# Factories that take sizes, by owner.
+# Functions that take sizes, by owner.
 _OF_SIZES: dict[Any, tuple[Callable[..., Any], ...]] = {
     torch: (torch.ones, torch.zeros, torch.empty, torch.full),
-    Tensor: (Tensor.new_ones, Tensor.new_zeros, Tensor.new_empty, Tensor.new_full),
+    Tensor: (Tensor.new_ones, Tensor.new_zeros, Tensor.new_empty, Tensor.new_full, Tensor.expand, Tensor.repeat),
 }
 _NUMBERS = (UnknownNumber, UnknownBool)
 _WAYS: dict[str, Callable[..., Any]] = {"max": builtins.max, "min": builtins.min}
@@ -55,7 +55,7 @@ def extremes_computed(recorder: Recorder) -> Iterator[None]:
 
 
 def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of a factory (`torch.ones`), which would convert its sizes to ints before a mode sees the call."""
+    """A wrapper of such a function, which would convert its sizes to ints before a mode sees the call."""
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:

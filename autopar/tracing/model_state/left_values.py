@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLAIN = (bool, int, float)  # types of counts and running sums
 _FILLING = frozenset(one.__name__ for one in FILLING)
-_AS_ANOTHER = frozenset(("to", "type_as", *(one.__name__ for one in AS_ANOTHER)))
+_AS_ANOTHER = frozenset(one.__name__ for one in AS_ANOTHER)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from autopar.python.containers import elements, kind_of, length
+
 _MOST = 10_000  # elements: a longer container holds data, and is not searched
 OF_TORCH = frozenset(vars(nn.Module()))  # `_parameters` and the like
 
@@ -39,11 +41,11 @@ def containers_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _look_through(value: Any, containers: dict[int, Any]) -> None:
-    if not isinstance(value, (list, tuple, dict, set, deque)) or id(value) in containers or len(value) > _MOST:
+    if kind_of(value) in (None, frozenset) or id(value) in containers or length(value) > _MOST:
         return
     if not isinstance(value, tuple):
         containers[id(value)] = value
-    for inner in value.values() if isinstance(value, dict) else value:
+    for inner in elements(value):
         _look_through(inner, containers)
 
 

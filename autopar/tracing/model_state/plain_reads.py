@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from autopar.python.containers import elements, length
 from autopar.tracing.leaves.loss_owners import Enclosed, owners_of
 from autopar.tracing.patching import attributes_set
 
@@ -273,9 +274,9 @@ def _frozen(value: Any) -> Any:
             return _Identity(value)
         return value.dtype, value.shape, value.tobytes()
     if isinstance(value, _CONTAINERS):
-        if len(value) > _LARGE:
-            return _Identity(value, len(value))
-        elements = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        pairs = value.items() if isinstance(value, dict) else enumerate(elements)
+        if length(value) > _LARGE:
+            return _Identity(value, length(value))
+        ordered = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else elements(value)
+        pairs = value.items() if isinstance(value, dict) else enumerate(ordered)
         return type(value), [(key, inner) for key, element in pairs if (inner := _frozen(element)) is not _UNKNOWN]
     return _UNKNOWN

@@ -1,4 +1,4 @@
-"""Parameters and gradients on their way in the backward of each stage, as expressions that memory rows add up.
+"""Parameters and gradients in flight in the backward of each stage, as expressions that memory rows add up.
 
 Where recompute may divide the bucket that a block shares with the next one, a variable D bounds what the next block's
 part leaves behind. S is the part's bytes in the layouts chosen, and q tells whether any of the two blocks recomputes,
@@ -23,44 +23,50 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from autopar.cost.buckets.grouping import Grouping
-from autopar.cost.memory.moving import Moving
-from autopar.cost.memory.on_the_way import READ, Phase, Terms, beside, on_the_way
+from autopar.cost.memory.backward_transfers import (
+    GATHER_FIELDS,
+    Phase,
+    Terms,
+    backward_transfers,
+    terms_beside_copies,
+)
+from autopar.cost.memory.transfer_bytes import TransferBytes
 from autopar.solver.memory.division import Division
 from autopar.solver.memory.stage_bytes import UNIT, BucketBytes
 
-Case = Mapping[Phase, Sequence[int | None]]
-Moved = Sequence[tuple[Moving, int]]  # a read of a parameter: what moves for it, with the variable of each flow
-_DIVIDED = "divided"  # the kind of term by which `on_the_way` names D
+PhaseSums = Mapping[Phase, Sequence[int | None]]  # by phase, variables of what is in flight
+Read = Sequence[tuple[TransferBytes, int]]  # a read of a parameter: what it transfers by each flow, with its variable
+_DIVIDED = "divided"  # the field by which `backward_transfers` names D
 
 
-class Moves(NamedTuple):
+class Reads(NamedTuple):
     """By stage, the reads of parameters that its ops keep for backward (`kept`), and of those whose gradients are
     `reduced` after its backward."""
 
-    kept: Sequence[Sequence[Moved]]
-    reduced: Sequence[Sequence[Moved]]
+    kept: Sequence[Sequence[Read]]
+    reduced: Sequence[Sequence[Read]]
 
 
-class OnTheWay:
+class StageTransfers:
     """Buckets in the backward of each stage: where blocks have `shared` ones, and where each has its `own`. `alike`:
     for flows of parameters that several regions read, a key that is equal for those that read one alike."""
 
     def __init__(
-        self, shared: Moves, own: Moves, total: BucketBytes, division: Division, alike: Mapping[int, Hashable]
+        self, shared: Reads, own: Reads, total: BucketBytes, division: Division, alike: Mapping[int, Hashable]
     ) -> None:
         model = division.model
         self.model, self.program, self.division = model, model.program, division
         self.grouping, self.stages = division.grouping, model.problem.stages
         self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
         self.stage_of = [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
-        self._moves, self._total, self._alike = (shared, own), total, alike
+        self._reads, self._total, self._alike = (shared, own), total, alike
         self._of_own = False
         self._sums: dict[tuple[str, int, int | None, bool], int | None] = {}
         self._seen: dict[tuple[str, int, int | None], int | None] = {}
-        self._beside: dict[tuple[int, int, bool], Sequence[Moved]] = {}
+        self._beside: dict[tuple[int, int, bool], Sequence[Read]] = {}
         self._left: dict[tuple[int, int], int | None] = {}
 
-    def apart(self) -> OnTheWay:
+    def apart(self) -> StageTransfers:
         """The same for the case that all blocks that may have buckets of their own do."""
         found = copy.copy(self)
         found.grouping, found._of_own = self.division.divided, True
@@ -71,32 +77,32 @@ class OnTheWay:
         recomputed."""
 
         def own(one: int) -> list[tuple[int | None, float]]:
-            kinds = "arriving", "begun"
-            return [(self._sum(kind, one, None, own=True), self._most(kind, one, own=True)) for kind in kinds]
+            fields = "arriving", "begun"
+            return [(self._sum(field, one, None, own=True), self._most(field, one, own=True)) for field in fields]
 
         return self.division.arriving(stage, own)
 
-    def last_block(self, stage: int, *, divided: bool = True) -> Case:
+    def last_block(self, stage: int, *, divided: bool = True) -> PhaseSums:
         """What is on its way in each phase of the backward of a stage's last block. `divided`: count the reductions
         that follow if recompute divides a bucket; else a bucket is reduced only after the first of its blocks."""
         return self._of(self.first[stage] + self.stages[stage].count - 1, divided=divided)
 
-    def blocks(self, stage: int, *, divided: bool = True, but_first: bool = False) -> list[Case]:
+    def blocks(self, stage: int, *, divided: bool = True, but_first: bool = False) -> list[PhaseSums]:
         """The same for all of its blocks, without the last of several, equal cases once; `but_first`: without the
         reduction after the first one."""
         first, count = self.first[stage], self.stages[stage].count
-        found: list[Case] = []
+        found: list[PhaseSums] = []
         for region in range(first, first + max(1, count - 1)):
             case = self._of(region, divided=divided)
             if but_first and region == first:
-                case = {phase: moved for phase, moved in case.items() if phase is not Phase.REDUCING}
+                case = {phase: sums for phase, sums in case.items() if phase is not Phase.REDUCING}
             if case not in found:
                 found.append(case)
         return found
 
     def cast(self, stage: int) -> int | None:
         """What is there of a stage's bucket while its reduced gradients are cast; None where none are cast."""
-        is_cast = any(one.landed for read in self._moves[0].reduced[stage] for one, _ in read)
+        is_cast = any(one.landed for read in self._reads[0].reduced[stage] for one, _ in read)
         return self._seen_from(None, "landed", stage, None) if is_cast else None
 
     def lands(self, stage: int) -> bool:
@@ -104,14 +110,14 @@ class OnTheWay:
         first, count = self.first[stage], self.stages[stage].count
         either = self.division.grouping, self.division.divided
         regions = range(first, first + count)
-        return any(Phase.LANDING in on_the_way(grouping, region) for grouping in either for region in regions)
+        return any(Phase.LANDING in backward_transfers(grouping, region) for grouping in either for region in regions)
 
-    def _of(self, region: int, *, divided: bool) -> Case:
+    def _of(self, region: int, *, divided: bool) -> PhaseSums:
         phases = self._phases(region)
         if not self.grouping.begins(region) and not (divided and self._dividing(region)):
             del phases[Phase.REDUCING]
         return {
-            phase: [self._bytes(kind, region, one, there) for kind, one, there in beside(terms)]
+            phase: [self._bytes(field, region, one, there) for field, one, there in terms_beside_copies(terms)]
             for phase, terms in phases.items()
         }
 
@@ -120,14 +126,14 @@ class OnTheWay:
         that they have their own."""
         with_it = self.division.of(self.stage_of[region])
         one, other = (self._grouping_where(with_it, others) for others in (False, True))
-        found = on_the_way(one, region, _DIVIDED)
-        for phase, terms in on_the_way(other, region, _DIVIDED).items() if other is not one else ():
-            there = Counter((kind, self.stage_of[its]) for kind, its in found.get(phase, ()))
+        found = backward_transfers(one, region, _DIVIDED)
+        for phase, terms in backward_transfers(other, region, _DIVIDED).items() if other is not one else ():
+            there = Counter((field, self.stage_of[its]) for field, its in found.get(phase, ()))
             new = []
-            for kind, its in terms:
-                there[kind, self.stage_of[its]] -= 1
-                if there[kind, self.stage_of[its]] < 0:
-                    new.append((kind, its))
+            for field, its in terms:
+                there[field, self.stage_of[its]] -= 1
+                if there[field, self.stage_of[its]] < 0:
+                    new.append((field, its))
             found[phase] = (*found.get(phase, ()), *new)
         return found
 
@@ -148,7 +154,7 @@ class OnTheWay:
     def reducing(self, stage: int) -> Counter[int]:
         """The stages that own what is there when a stage's bucket is reduced, itself among them, each with the number
         of blocks that share a bucket of it."""
-        terms = on_the_way(self.grouping, self.first[stage])[Phase.REDUCING]
+        terms = backward_transfers(self.grouping, self.first[stage])[Phase.REDUCING]
         regions = {self.stage_of[one]: one for one in (*(one for _, one in terms), self.first[stage])}
         return Counter({number: len(self.grouping.together(one)) for number, one in regions.items()})
 
@@ -156,11 +162,11 @@ class OnTheWay:
         stages = dict.fromkeys(self.stage_of[one] for one in (region - 1, region))
         return [stage for stage in stages if self.stages[stage].depth]
 
-    def _bytes(self, kind: str, region: int, one: int, there: int | None) -> int | None:
-        if kind != _DIVIDED:
+    def _bytes(self, field: str, region: int, one: int, there: int | None) -> int | None:
+        if field != _DIVIDED:
             shares = there is not None and self.grouping.share(one, there)
             its = self.stage_of[there] if there is not None and shares else None
-            return self._seen_from(self.stage_of[region], kind, self.stage_of[one], its)
+            return self._seen_from(self.stage_of[region], field, self.stage_of[one], its)
         key = self.stage_of[region], self.stage_of[one]
         if key not in self._left:
             self._left[key] = self._left_where_divided(*key)
@@ -169,7 +175,7 @@ class OnTheWay:
     def _left_where_divided(self, stage: int, behind: int) -> int | None:
         """D of the module docstring, for a block of `stage` and the next block, which is of the stage `behind`."""
         reads = [
-            {v: max(one.left_of_one, one.left_of_rest) for one, v in read} for read in self._moves[0].reduced[behind]
+            {v: max(one.left_of_one, one.left_of_rest) for one, v in read} for read in self._reads[0].reduced[behind]
         ]
         most = sum(max(sizes.values(), default=0) for sizes in reads) / UNIT
         whether = [self.model.any_recomputed[one][0] for one in {stage, behind} if self.stages[one].depth]
@@ -181,40 +187,42 @@ class OnTheWay:
             self.program.at_least("left where divided", [(found, 1.0), (q, -most), *sizes], -most)
         return found
 
-    def _seen_from(self, viewer: int | None, kind: str, stage: int, there: int | None) -> int | None:
+    def _seen_from(self, viewer: int | None, field: str, stage: int, there: int | None) -> int | None:
         """What the rows of stage `viewer` count of a stage. Stages that share buckets are in the same case, so they see
         their own sums; others see a bound on both cases."""
         with_it = self.division.of(stage)
         if not with_it or viewer in with_it:
-            return self._sum(kind, stage, there, own=self._of_own and bool(with_it))
-        if (kind, stage, there) not in self._seen:
-            shared, own = (self._sum(kind, stage, there, own=own) for own in (False, True))
-            self._seen[kind, stage, there] = self.division.seen(stage, shared, own, self._most(kind, stage, own=False))
-        return self._seen[kind, stage, there]
+            return self._sum(field, stage, there, own=self._of_own and bool(with_it))
+        if (field, stage, there) not in self._seen:
+            shared, own = (self._sum(field, stage, there, own=own) for own in (False, True))
+            self._seen[field, stage, there] = self.division.seen(
+                stage, shared, own, self._most(field, stage, own=False)
+            )
+        return self._seen[field, stage, there]
 
-    def _sum(self, kind: str, stage: int, there: int | None, *, own: bool) -> int | None:
-        key = kind, stage, there, own
+    def _sum(self, field: str, stage: int, there: int | None, *, own: bool) -> int | None:
+        key = field, stage, there, own
         if key not in self._sums:
-            moved = self._moved(kind, stage, own=own)
+            reads = self._reads_of(field, stage, own=own)
             if there is not None:
-                moved = self._arriving_beside(stage, there, own=own)
-            self._sums[key] = self._total(kind, moved, False)
+                reads = self._arriving_beside(stage, there, own=own)
+            self._sums[key] = self._total(field, reads, False)
         return self._sums[key]
 
-    def _moved(self, kind: str, stage: int, *, own: bool) -> Sequence[Moved]:
-        moves = self._moves[own]
-        return (moves.kept if kind in READ else moves.reduced)[stage]
+    def _reads_of(self, field: str, stage: int, *, own: bool) -> Sequence[Read]:
+        reads = self._reads[own]
+        return (reads.kept if field in GATHER_FIELDS else reads.reduced)[stage]
 
-    def _most(self, kind: str, stage: int, *, own: bool) -> float:
+    def _most(self, field: str, stage: int, *, own: bool) -> float:
         """An upper bound on a sum, in MiB."""
-        reads = self._moved(kind, stage, own=own)
-        return sum(max((one.alone * getattr(one, kind) for one, _ in read), default=0) for read in reads) / UNIT
+        reads = self._reads_of(field, stage, own=own)
+        return sum(max((one.alone * getattr(one, field) for one, _ in read), default=0) for read in reads) / UNIT
 
-    def _arriving_beside(self, stage: int, there: int, *, own: bool) -> Sequence[Moved]:
+    def _arriving_beside(self, stage: int, there: int, *, own: bool) -> Sequence[Read]:
         """What arrives for a stage beside a copy of stage `there`, or of another block: E of the module docstring."""
         if (stage, there, own) not in self._beside:
             others: dict[Hashable, list[int]] = {}
-            for one, v in (pair for read in self._moves[own].kept[there] for pair in read):
+            for one, v in (pair for read in self._reads[own].kept[there] for pair in read):
                 if v in self._alike and one.arriving:
                     others.setdefault(self._alike[v], []).append(v)
             self._beside[stage, there, own] = [
@@ -223,7 +231,7 @@ class OnTheWay:
                     for one, v in read
                     if (left := self._left_of(v, others.get(self._alike.get(v), ()))) is not None
                 ]
-                for read in self._moves[own].kept[stage]
+                for read in self._reads[own].kept[stage]
             ]
         return self._beside[stage, there, own]
 

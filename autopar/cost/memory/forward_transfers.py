@@ -1,4 +1,4 @@
-"""Which parameters are on their way in the regions of a forward: the counterpart of `cost.memory.on_the_way`.
+"""Which parameters are in flight in the regions of a forward: the counterpart of `cost.memory.backward_transfers`.
 
 A copy of a parameter arrives with its bucket, when the first op of the bucket's regions reads a parameter that moves,
 and is freed after its last reader; meanwhile the next bucket arrives. `cost.memory.forward_moments` and the solver's
@@ -8,10 +8,10 @@ and is freed after its last reader; meanwhile the next bucket arrives. `cost.mem
 from __future__ import annotations
 
 from autopar.cost.buckets.grouping import Grouping
-from autopar.cost.memory.on_the_way import Phase, Terms, begun_ahead
+from autopar.cost.memory.backward_transfers import Phase, Terms, begun_ahead
 
 
-def forward_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
+def forward_transfers(grouping: Grouping, region: int) -> dict[Phase, Terms]:
     """What is there in each phase of a region (BEFORE its bucket is read, at its LANDING, and SINCE), if all that can
     move does. Copies that ops of this or other regions still read count elsewhere.
 
@@ -19,17 +19,17 @@ def forward_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
     that is nothing if the bucket is a single parameter.
     """
     group = grouping.together(region)
-    if not any(grouping.reads(one) for one in group):
+    if not any(grouping.reads(other) for other in group):
         return {Phase.BEFORE: _called(grouping, group.start)}
     begins, cut = region == group.start, grouping.is_cut(region)
     rest = (("gathered", region),) if grouping.reads_several(region) else ()
-    further = rest if cut else tuple(("gathered", one) for one in group if one > region)
+    further = rest if cut else tuple(("gathered", other) for other in group if other > region)
     since = (*further, *_ahead(grouping, group.start, read=True))
-    found = {Phase.SINCE: since, Phase.BEFORE: _called(grouping, group.start) if begins else since}
+    phases = {Phase.SINCE: since, Phase.BEFORE: _called(grouping, group.start) if begins else since}
     if begins:
-        landing = tuple(("landing", one) for one in group)
-        found[Phase.LANDING] = (*landing, *_ahead(grouping, group.start, read=False))
-    return found
+        landing = tuple(("landing", other) for other in group)
+        phases[Phase.LANDING] = (*landing, *_ahead(grouping, group.start, read=False))
+    return phases
 
 
 def _called(grouping: Grouping, region: int) -> Terms:
@@ -43,5 +43,5 @@ def _called(grouping: Grouping, region: int) -> Terms:
 def _ahead(grouping: Grouping, region: int, *, read: bool) -> Terms:
     """What has begun of the buckets after a region's by the time it is read (`read`), or before that."""
     arriving, begun = begun_ahead(grouping, region, grouping.after, read=read)
-    terms = [("arriving", arriving), ("begun", begun)]
-    return tuple((kind, one) for kind, some in terms for first in some for one in grouping.together(first))
+    by_field = [("arriving", arriving), ("begun", begun)]
+    return tuple((field, other) for field, firsts in by_field for first in firsts for other in grouping.together(first))

@@ -1,0 +1,55 @@
+"""Bytes of a plan's gradients of parameters, by the op that makes them and by region."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import fx
+
+from autopar.cost.memory.planned_bytes import PlannedBytes
+from autopar.cost.traffic import in_segment
+from autopar.graph import TensorRef
+from autopar.layout import Layout
+
+
+class PlanGradients:
+    """`waiting`: by op, the gradients it makes that wait in its region for their bucket; `cast`: those that it makes,
+    in the dtype from which they are cast; `later`: by region, its gradients while the regions before it run backward;
+    `accumulated`: by part, gradients that earlier micro-batches leave."""
+
+    def __init__(self, plan: PlannedBytes) -> None:
+        self.waiting: Counter[fx.Node] = Counter()
+        self.cast: Counter[fx.Node] = Counter()
+        self.later = [0] * len(plan.rows)
+        memory, several = plan.memory, plan.memory.micro_batches > 1
+        for parameter, _ in plan.parameters:
+            last_use = plan.last_use(parameter) if memory.is_trainable(parameter) else None
+            if last_use is None:
+                continue
+            node, transfer = last_use
+            waiting, cast = memory.lifetimes.waiting(parameter, transfer)
+            self.waiting[node] += waiting
+            self.cast[node] += cast
+            # where regions before also read the parameter, its gradient waits for their parts unreduced
+            shared = plan.grouping.shared(parameter)
+            if not several or (shared and not transfer.reduction):
+                self.later[plan.region_of[node]] += transfer.waiting if shared else transfer.reduced
+        self.accumulated = _accumulated(plan) if several else Counter[str]()
+
+
+def _accumulated(plan: PlannedBytes) -> Counter[str]:
+    """What micro-batches leave of each parameter: for each layout that its readers want an unreduced gradient, and one
+    sum of the parts that come as the gradient is stored."""
+    memory = plan.memory
+    unreduced: dict[tuple[TensorRef, Layout], int] = {}
+    stored: dict[TensorRef, int] = {}
+    for node in (node for node in plan.nodes if node in plan.chosen):
+        for ref, wanted in zip(memory.inputs[node], plan.chosen[node].inputs, strict=True):
+            if not memory.is_trainable(ref.node):
+                continue
+            transfer = plan.transfer(ref, wanted)
+            if transfer.reduction:
+                unreduced[ref, wanted] = transfer.accumulated
+            elif in_segment(node):
+                stored[ref] = transfer.accumulated
+    return Counter({"gradients": sum(stored.values()), "unreduced gradients": sum(unreduced.values())})
