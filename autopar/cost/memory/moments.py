@@ -285,15 +285,13 @@ class _Walk:
         return max((largest(moved, "landed") for moved in self.reduced), default=0)
 
     def _temporaries(self) -> int:
-        each, parameters = temporaries(self.memory), self.plan.distinct_parameters
-        size = {node: self.memory.gradient_bytes(node, storage) for node, storage, _ in parameters}
-        if self.memory.optimizer_at_once:
-            return sum(each.at_once * size[node] * count for node, _, count in parameters)
+        parameters = self.plan.distinct_parameters
+        of = {node: temporaries(self.memory, node, storage) for node, storage, _ in parameters}
         found = 0
         for before, node in successive(self.memory):
-            left = each.left * size[self.plan.stands_for(before)] if before is not None else 0
-            found = max(found, left + each.own * size[self.plan.stands_for(node)])
-        return found
+            left = of[self.plan.stands_for(before)].left if before is not None else 0
+            found = max(found, left + of[self.plan.stands_for(node)].own)
+        return found + sum(of[node].at_once * count for node, _, count in parameters)
 
 
 def _parts(live: Counter[str]) -> dict[str, int]:
