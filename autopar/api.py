@@ -74,7 +74,7 @@ def plan(
             on GPUs, the model's own dtypes on CPU.
         micro_batches: backward passes per optimizer step. Of several numbers the fastest is taken; `meta_args` are then
             of the whole batch of a step, which each number must divide.
-        optimizer: "adamw", "sgd", "sgd-momentum" or "adafactor": whose state is counted in memory and time.
+        optimizer: "adamw", "sgd", "sgd-momentum", "adafactor", "lion" or "muon": whose state and step are counted.
         constraints: a preset ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp", with options: "fsdp(zero=2)"), roles of axes
             ("axis:tp = tp"), layouts pinned, forbidden or preferred by name pattern (`"param:*.weight != R"`; see
             `solver.constraints.schemes` and `solver.constraints.pins`), or `leaf:PATTERN`: modules at these paths, or

@@ -58,7 +58,7 @@ class Training:
         str | None,
         typer.Option(help="bf16, fp16, fp32, fp64 or pure-bf16. Default: bf16 on GPUs, the model's own on CPU."),
     ] = None
-    optimizer: Annotated[str, typer.Option(help="adamw, sgd, sgd-momentum or adafactor.")] = "adamw"
+    optimizer: Annotated[str, typer.Option(help="adamw, sgd, sgd-momentum, adafactor, lion or muon.")] = "adamw"
     micro_batches: Annotated[str, typer.Option(help=_MICRO_BATCHES)] = "1"
     constraint: Annotated[list[str] | None, typer.Option(help=_CONSTRAINT)] = None
     time_limit: Annotated[float, typer.Option(min=0.1, help=_TIME_LIMIT)] = 60

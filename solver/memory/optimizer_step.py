@@ -13,12 +13,12 @@ Bounded = tuple[Expression, float, float]  # an expression in bytes, with a lowe
 def all_temporaries(model: Model) -> Expression:
     """Bytes of temporaries of an optimizer that updates all parameters at once."""
     found: Expression = {}
-    memory, many = model.problem.memory, temporaries(model.problem.memory).at_once
+    memory = model.problem.memory
     for number, op in enumerate(model.problem.ops):
-        if many and memory.is_trainable(op.node):
+        if memory.is_trainable(op.node):
             for variable, choice in zip(model.x[number], op.choices, strict=True):
-                size = memory.gradient_bytes(op.node, choice.strategy.outputs[0])
-                add(found, variable, model.costs.count(op) * many * size)
+                if size := temporaries(memory, op.node, choice.strategy.outputs[0]).at_once:
+                    add(found, variable, model.costs.count(op) * size)
     return found
 
 
@@ -33,11 +33,12 @@ def each_temporaries(model: Model) -> list[Bounded]:
 
 
 def _temporaries(model: Model, before: int | None, number: int) -> Bounded:
-    each, found, least, most = temporaries(model.problem.memory), dict[int, float](), 0.0, 0.0
-    for one, many in ((before, each.left), (number, each.own)):
+    memory, found, least, most = model.problem.memory, dict[int, float](), 0.0, 0.0
+    for one, is_left in ((before, True), (number, False)):
         if one is not None:
             op = model.problem.ops[one]
-            sizes = [many * model.problem.memory.gradient_bytes(op.node, c.strategy.outputs[0]) for c in op.choices]
+            each = [temporaries(memory, op.node, choice.strategy.outputs[0]) for choice in op.choices]
+            sizes = [of.left if is_left else of.own for of in each]
             for variable, size in zip(model.x[one], sizes, strict=True):
                 add(found, variable, size)
             least, most = least + min(sizes), most + max(sizes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autopar.cost.collectives import collective_seconds
+from autopar.cost.memory.optimizer_step import update_seconds
 from autopar.cost.traffic import needs_grad, reduction_dtype
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
@@ -86,8 +87,7 @@ class Costs:
             forwards[i] = micro_batches * (choice.forward_seconds + inner_forward)
             seconds[i] = count * (forwards[i] + micro_batches * (choice.backward_seconds + inner_backward))
             if memory.is_parameter(op.node):
-                traffic = memory.optimizer_traffic_bytes(op.node, choice.strategy.outputs[0])
-                seconds[i] += count * cluster.device.update_seconds(traffic)
+                seconds[i] += count * update_seconds(memory, op.node, choice.strategy.outputs[0], cluster.device)
         return seconds, forwards
 
     def ports(self, tensor: Tensor) -> dict[Port, list[int]]:
