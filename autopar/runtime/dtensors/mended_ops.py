@@ -6,8 +6,9 @@ parts. The mean is that of the parts' means, which is wrong if the parts differ 
 Decomposed into ops on DTensors, they use the global size. `fill_` of a partial tensor, which `F.cosine_embedding_loss`
 calls, writes the whole number into each summand.
 
-And ops at which torch fails: `compared_ops`, and zeros written into a partial tensor, as in the gradient of a norm
-(`(w.T @ w).norm()`).
+And ops at which torch fails: `compared_ops`, zeros written into a partial tensor, as in the gradient of a norm
+(`(w.T @ w).norm()`), and ops in place on one (`parameter.norm().clamp_(min=eps)`, as in adaptive gradient clipping).
+Those that steps of optimizers call often (`add_`, `mul_`) are left to torch, since a handler takes longer than they do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from autopar.runtime.dtensors.compared_ops import ALLCLOSE, EQUAL, compared
 from autopar.runtime.dtensors.own_way import in_torchs_own_way
@@ -37,6 +38,10 @@ _MEANS = (
     _aten.binary_cross_entropy_backward.default,
     _aten.soft_margin_loss_backward.default,
 )
+_IN_PLACE = (
+    *(_aten.clamp_.default, _aten.clamp_min_.default, _aten.clamp_max_.default, _aten.pow_.Scalar),
+    *(_aten.abs_.default, _aten.sqrt_.default, _aten.rsqrt_.default, _aten.reciprocal_.default, _aten.log_.default),
+)
 
 
 @functools.cache
@@ -50,6 +55,8 @@ def mend_ops() -> None:
         handlers.setdefault(op, _decomposed)
     handlers.setdefault(_aten.fill_.Scalar, _filled)
     handlers.setdefault(_aten.masked_fill_.Scalar, _cleared)
+    for op in _IN_PLACE:
+        handlers.setdefault(op, _joined_first)
     for op in (EQUAL, ALLCLOSE):
         handlers.setdefault(op, compared)
 
@@ -73,3 +80,13 @@ def _cleared(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[
         return in_torchs_own_way(op_call, args, kwargs)
     op_call(tensor._local_tensor, mask.full_tensor() if isinstance(mask, DTensor) else mask, value)
     return tensor
+
+
+def _joined_first(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    """Combine the parts of a partial tensor, which then holds the whole, before an op in place."""
+    tensor = args[0]
+    if any(placement.is_partial() for placement in tensor.placements):
+        places = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+        whole = tensor.redistribute(placements=places)
+        tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
+    return in_torchs_own_way(op_call, args, kwargs)
