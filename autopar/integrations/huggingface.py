@@ -72,13 +72,17 @@ def adopt(model: Model) -> Model:
 def save_pretrained(model: Any, folder: str | Path, **options: Any) -> None:
     """`model.save_pretrained(folder)` for a planned model: every rank calls it, rank 0 writes, all wait for it.
 
-    Works for models of transformers and of peft; `from_pretrained` reads the folder on any number of processes.
+    Works for models of transformers, peft and diffusers; `from_pretrained` reads the folder on any number of processes.
     """
     together = Together("save_pretrained")
     state = whole_state(model)
 
     def write() -> None:
-        model.save_pretrained(str(folder), state_dict=state, **options)
+        model.state_dict = lambda *args, **kwargs: state  # diffusers asks the model, the others take an argument
+        try:
+            model.save_pretrained(str(folder), state_dict=state, **options)
+        finally:
+            del model.state_dict
 
     together.first_does(f"{folder} was written", write)
 

@@ -81,6 +81,27 @@ def compared() -> list[bool]:
     ]
 
 
+def in_place() -> dict[str, float]:
+    """Ops in place on norms and sums of parts, and on a list with a plain tensor: how far from those on wholes."""
+    planned("fsdp")
+    numbers = torch.arange(1.0, 17.0).view(4, 4)
+    sharded = distribute_tensor(numbers, init_device_mesh("cpu", (2,)), [Shard(0)])
+    ops: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "clip": lambda x: x.norm(dim=0, keepdim=True).clamp_(min=25.0).mul_(0.01),
+        "clamp_max_": lambda x: x.norm().clamp_max_(3.0),
+        "abs_": lambda x: x.sum(0).neg().abs_(),
+        "sqrt_": lambda x: x.sum().sqrt_().reciprocal_(),
+        "rsqrt_": lambda x: x.square().sum(0).rsqrt_(),
+        "log_": lambda x: x.amax(0).log_().pow_(2),
+        "itself": lambda x: (norm := x.norm(), norm.clamp_min_(40.0))[0],
+    }
+    found = {name: (whole(op(sharded)) - op(numbers)).abs().max().item() for name, op in ops.items()}
+    average, plain = sharded.clone(), torch.zeros(3)
+    torch._foreach_lerp_([average, plain], [sharded * 3, torch.ones(3)], weight=0.5)
+    found["average"] = (whole(average) - 2 * numbers).abs().max().item() + (plain - 0.5).abs().max().item()
+    return found
+
+
 class Given(torch.optim.SGD):
     """An optimizer whose step takes more arguments than torch's, and returns them."""
 
@@ -173,6 +194,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
             tied_outside,
             formatted,
             compared,
+            in_place,
             given_to_steps,
             early_steps,
             advised,

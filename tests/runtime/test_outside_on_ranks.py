@@ -36,6 +36,12 @@ def test_tensors_that_lie_otherwise_are_compared_as_wholes(ranks: list[dict[str,
         assert all(answers), answers
 
 
+def test_ops_in_place_equal_those_on_wholes(ranks: list[dict[str, Any]]) -> None:
+    """Adaptive gradient clipping clamps norms in place; averages of a model mix its parameters and buffers."""
+    for found in values(ranks, "in_place"):
+        assert max(found.values()) < 1e-5, found
+
+
 def test_steps_get_what_they_are_given(ranks: list[dict[str, Any]]) -> None:
     for found in values(ranks, "given_to_steps"):
         assert {what: got for what, got in found.items() if not all(got)} == {}

@@ -17,9 +17,7 @@ _ADVICE = {  # by a part of the error's text; the first that matches counts
         "squares, and give that to torch.nn.utils.clip_grads_with_norm_ for each kind"
     ),
     "aten._foreach_": (
-        "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make"
-        " two calls. For AveragedModel(use_buffers=True) that is avg_fn=get_ema_avg_fn(...) in place of "
-        "multi_avg_fn"
+        "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make two calls"
     ),
     "got mixed torch.Tensor and DTensor": (
         "parameters and gradients of a planned model are DTensors, and so is what it returns sharded. "
