@@ -17,8 +17,8 @@ from autopar.errors import InputError
 from autopar.fingerprints.code_version import code_version
 from autopar.fingerprints.fingerprint import check_fingerprints, fingerprints
 from autopar.layout import Layout
-from autopar.plan_forms.checks import check_given, check_on_graph
-from autopar.planning.comparison import alternatives, check_asked
+from autopar.plan_forms.checks import check_on_graph, check_options
+from autopar.planning.comparison import alternatives, check_comparison
 from autopar.planning.comparison import tradeoff as budget_ladder
 from autopar.planning.later_calls import plan_that_does, request_beside, trace_first, trace_later
 from autopar.planning.leaf_requests import warn_of_leaves
@@ -74,7 +74,7 @@ def plan(
             on GPUs, the model's own dtypes on CPU.
         micro_batches: backward passes per optimizer step. Of several numbers the fastest is taken; `meta_args` are then
             of the whole batch of a step, which each number must divide.
-        optimizer: "adamw", "sgd", "sgd-momentum" or "adafactor": whose state is counted in memory and time.
+        optimizer: "adamw", "sgd", "sgd-momentum", "adafactor", "lion" or "muon": whose state and step are counted.
         constraints: a preset ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp", with options: "fsdp(zero=2)"), roles of axes
             ("axis:tp = tp"), layouts pinned, forbidden or preferred by name pattern (`"param:*.weight != R"`; see
             `solver.constraints.schemes` and `solver.constraints.pins`), or `leaf:PATTERN`: modules at these paths, or
@@ -94,8 +94,8 @@ def plan(
             control flow depends on data.
         InfeasibleError: no plan fits; it names the smallest budget that the planner finds one for.
     """
-    given = memory_budget, precision, 1, optimizer, constraints, loss_fn, inputs, time_limit, compiled, solver
-    request = request_of(mesh, *given)
+    options = memory_budget, precision, 1, optimizer, constraints, loss_fn, inputs, time_limit, compiled, solver
+    request = request_of(mesh, *options)
     with collection_paused():
         _, chosen = fastest(prepared_for(micro_batches, model, meta_args, concrete_args, request))
     return chosen
@@ -120,7 +120,7 @@ def compare(
     numbers of `micro_batches` the fastest is found first, and used for everything else.
     """
     check_names("compare", options, CommonOptions.__annotations__)
-    names = check_asked(against, tradeoff)
+    names = check_comparison(against, tradeoff)
     request = request_of(mesh, **options)
     prepared, chosen = fastest(prepared_for(micro_batches, model, meta_args, concrete_args, request))
     return replace(
@@ -169,7 +169,7 @@ def simulate(
     `model` and the examples must be those of the plan. `autopar.report.streams` draws the result and exports a Chrome
     trace. Raises PlanMismatchError for a plan of another model or graph.
     """
-    plan = Plan.given(plan)
+    plan = Plan.checked(plan)
     request = request_of(
         Cluster.from_dict(plan.cluster),
         precision=Precision.from_dict(plan.precision),
@@ -230,7 +230,7 @@ def autoparallelize(
         check_unplanned(module_of(model))
         check_world(device_mesh)
         if plan is not None:
-            check_given(Plan.given(plan), tuple(device_mesh.shape), micro_batches, inputs, optimizer)
+            check_options(Plan.checked(plan), tuple(device_mesh.shape), micro_batches, inputs, optimizer)
             micro_batches, inputs, optimizer = plan.micro_batches, plan.inputs, plan.optimizer
             precision = Precision.from_dict(plan.precision)
         request = request_of(

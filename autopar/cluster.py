@@ -73,9 +73,11 @@ class Cluster:
         """
         preset = PRESETS.get(ALIASES.get(name, name)) if isinstance(name, str) else None
         if preset is None:
-            known = ", ".join([*PRESETS, *ALIASES])
-            told = repr(name) if isinstance(name, str) else f"of {type(name).__name__}"
-            raise InputError(f"cluster preset {told} is unknown: use one of {known}; Cluster.load reads a profile")
+            names_of_presets = ", ".join([*PRESETS, *ALIASES])
+            description = repr(name) if isinstance(name, str) else f"of {type(name).__name__}"
+            raise InputError(
+                f"cluster preset {description} is unknown: use one of {names_of_presets}; Cluster.load reads a profile"
+            )
         device, node = preset
         if between_nodes is not None:
             rate, latency = network(between_nodes)

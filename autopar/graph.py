@@ -107,14 +107,14 @@ def resolve(node: fx.Node) -> list[TensorRef]:
 
 def tensor_inputs(node: fx.Node) -> list[TensorRef]:
     """The tensors that a node reads, in the order of its arguments; a tensor read twice is listed twice."""
-    found: list[TensorRef] = []
+    refs: list[TensorRef] = []
     for source in input_nodes(node):
         value = source.meta.get(VAL)
         if isinstance(value, torch.Tensor) and source.target is not operator.getitem:  # the common case
-            found.append(TensorRef(source, 0))
+            refs.append(TensorRef(source, 0))
         elif not isinstance(value, _NUMBERS):
-            found += resolve(source)
-    return found
+            refs += resolve(source)
+    return refs
 
 
 def readers_of(node: fx.Node) -> Iterator[fx.Node]:
@@ -130,29 +130,29 @@ def readers_of(node: fx.Node) -> Iterator[fx.Node]:
 
 def input_nodes(node: fx.Node) -> list[fx.Node]:
     """The nodes in a node's arguments, in order, repeated as often as they occur."""
-    found: list[fx.Node] = []
+    nodes: list[fx.Node] = []
     for value in node.args:  # the common case: nodes and numbers
         kind = type(value)
         if kind is fx.Node:
-            found.append(value)  # type: ignore[arg-type]
+            nodes.append(value)  # type: ignore[arg-type]
         elif kind not in _SINGLE:
-            _collect((value,), found)
+            _collect((value,), nodes)
     if node.kwargs:
-        _collect(node.kwargs.values(), found)
-    return found
+        _collect(node.kwargs.values(), nodes)
+    return nodes
 
 
-def _collect(values: Iterable[Any], found: list[fx.Node]) -> None:
-    """Append the nodes in `values`, including those in nested containers, to `found`."""
+def _collect(values: Iterable[Any], nodes: list[fx.Node]) -> None:
+    """Append the nodes in `values`, including those in nested containers, to `nodes`."""
     for value in values:
         if isinstance(value, fx.Node):
-            found.append(value)
+            nodes.append(value)
         elif isinstance(value, (tuple, list)):
-            _collect(value, found)
+            _collect(value, nodes)
         elif isinstance(value, dict):
-            _collect(value.values(), found)
+            _collect(value.values(), nodes)
         elif isinstance(value, slice):
-            _collect((value.start, value.stop, value.step), found)
+            _collect((value.start, value.stop, value.step), nodes)
 
 
 def storage_of(value: Any) -> int | None:

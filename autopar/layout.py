@@ -218,12 +218,12 @@ class Layout:
 
 @lru_cache(maxsize=1 << 16)
 def _digits(layout: Layout, dim: int, mesh_shape: tuple[int, ...]) -> tuple[Digit, ...]:
-    found = [
+    digits = [
         Digit(p.outer, axis, mesh_shape[axis])
         for axis, p in enumerate(layout.placements)
         if p.is_sharded and p.dim == dim
     ]
-    return tuple(sorted(found))
+    return tuple(sorted(digits))
 
 
 def _plain(digits: Sequence[Digit]) -> bool:

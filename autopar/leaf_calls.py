@@ -55,18 +55,18 @@ class LeafCall:
         bound = dict(tensors)
         with one_process(), _checkpoints_off():
             result = functional_call(self.module, bound, args, dict(kwargs))
-        for name, given in tensors.items():
+        for name, tensor in tensors.items():
             new = bound[name]
-            if new is not given and (new.shape, new.dtype) == (given.shape, given.dtype):
+            if new is not tensor and (new.shape, new.dtype) == (tensor.shape, tensor.dtype):
                 with torch.no_grad():
-                    given.copy_(new)
+                    tensor.copy_(new)
         return result
 
     @property
     def kind(self) -> Hashable:
         """Everything that determines the cost of a call apart from the shapes of its arguments."""
         others = tuple(map(id, self.unshown.values()))
-        return (type(self.module), _told(self.module), self.module.training, self.names, others)
+        return (type(self.module), _description(self.module), self.module.training, self.names, others)
 
 
 def _checkpoints_off() -> AbstractContextManager[None]:
@@ -86,10 +86,10 @@ _OPTIONS = {p.name for p in signature(checkpoint).parameters.values() if p.kind 
 _OPTIONS |= {"use_reentrant", "preserve_rng_state"}  # of checkpoint itself, not passed to the function
 
 
-def _told(module: nn.Module) -> str:
+def _description(module: nn.Module) -> str:
     """The module's `repr`; a text of this module alone if that fails, as where it prints contents of meta tensors.
 
-    >>> _told(nn.Linear(2, 1))
+    >>> _description(nn.Linear(2, 1))
     'Linear(in_features=2, out_features=1, bias=True)'
     """
     try:

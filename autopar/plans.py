@@ -273,12 +273,12 @@ class Plan(Shown):
             plan: Plan = revived(Plan, data)
         except (AttributeError, KeyError, LayoutError, TypeError, ValueError) as error:
             raise PlanMismatchError(f"{source} is a damaged plan ({error}): plan again") from error
-        if found := damage(plan):
-            raise PlanMismatchError(f"{source} is a damaged plan ({found}): take it as it was saved, or plan again")
+        if message := damage(plan):
+            raise PlanMismatchError(f"{source} is a damaged plan ({message}): take it as it was saved, or plan again")
         return plan
 
     @staticmethod
-    def given(plan: object) -> Plan:
+    def checked(plan: object) -> Plan:
         """Check that an argument is a Plan, and return it; InputError for anything else."""
         if not isinstance(plan, Plan):
             raise InputError(

@@ -85,11 +85,11 @@ def _class(transformers: Any, config: Any, architecture: str | type[nn.Module] |
     named = architecture or next(iter(config.architectures or ()), None)
     if named is None:
         raise InputError(f'{folder / "config.json"} names no architecture: pass one, architecture="GPT2LMHeadModel"')
-    found = getattr(transformers, named, None)
-    if found is None or not hasattr(found, "config_class"):
+    architecture_class = getattr(transformers, named, None)
+    if architecture_class is None or not hasattr(architecture_class, "config_class"):
         close = difflib.get_close_matches(named, dir(transformers), n=1)
         raise InputError(
             f"transformers {transformers.__version__} has no architecture {named!r}"
             + (f": did you mean {close[0]}?" if close else "")
         )
-    return found
+    return architecture_class

@@ -59,17 +59,17 @@ def load_source(
         )
         raise InputError(f"--config goes with hf:ARCHITECTURE; {other}")
     if text in ZOO:
-        known = ZOO[text]
-        return _hugging_face(text, known.architecture, batch, sequence, dict(known.config), f"the config of {text}")
+        entry = ZOO[text]
+        return _hugging_face(text, entry.architecture, batch, sequence, dict(entry.config), f"the config of {text}")
     if not colon or not kind or not name:
         raise InputError(
             f"{text!r} is not a model: write a name that `autopar zoo` lists, hf:ARCHITECTURE (hf:GPT2LMHeadModel) or "
             f"module:function{_close(text, list(ZOO))}"
         )
-    return _own(kind, name, batch, sequence)
+    return _of_user(kind, name, batch, sequence)
 
 
-def _own(module_name: str, function_name: str, batch: int | None, sequence: int | None) -> Source:
+def _of_user(module_name: str, function_name: str, batch: int | None, sequence: int | None) -> Source:
     """What the user's function returns: a model, (model, meta_args) or (model, meta_args, loss_fn)."""
     if module_name.endswith(".py"):  # importing it would run the file, and then fail
         named = f"{Path(module_name).stem}:{function_name}"
@@ -81,7 +81,7 @@ def _own(module_name: str, function_name: str, batch: int | None, sequence: int 
     except ModuleNotFoundError as error:
         raise InputError(f"there is no module {error.name!r} here: run from its folder, or install it") from error
     except Exception as error:
-        raise InputError(f"importing {module_name!r} failed with {told(error)}") from error
+        raise InputError(f"importing {module_name!r} failed with {one_line(error)}") from error
     function = getattr(module, function_name, None)
     if hasattr(module, function_name) and not callable(function):
         kind = type(function).__name__
@@ -97,13 +97,13 @@ def _own(module_name: str, function_name: str, batch: int | None, sequence: int 
         )
     try:
         with torch.device("meta"):
-            made = function()
+            returned = function()
     except Exception as error:
-        raise InputError(f"{module_name}:{function_name}() failed with {told(error)}") from error
-    parts = made if isinstance(made, tuple) else (made,)
+        raise InputError(f"{module_name}:{function_name}() failed with {one_line(error)}") from error
+    parts = returned if isinstance(returned, tuple) else (returned,)
     if not isinstance(parts[0], nn.Module) or len(parts) > 3:
         raise InputError(
-            f"{module_name}:{function_name}() returned {type(made).__name__}: it must return a torch.nn.Module, "
+            f"{module_name}:{function_name}() returned {type(returned).__name__}: it must return a torch.nn.Module, "
             "or (model, meta_args), or (model, meta_args, loss_fn)"
         )
     if len(parts) == 1:
@@ -113,11 +113,11 @@ def _own(module_name: str, function_name: str, batch: int | None, sequence: int 
                 "its inputs by name"
             )
         return Source(parts[0], example_inputs(parts[0], _needed(batch, f"{module_name}:{function_name}"), sequence))
-    given = [name for name, value in (("--batch", batch), ("--seq", sequence)) if value is not None]
-    if given:
+    options = [name for name, value in (("--batch", batch), ("--seq", sequence)) if value is not None]
+    if options:
         raise InputError(
-            f"{module_name}:{function_name}() returns its own examples, whose shapes say what {given[0]} would: leave "
-            f"{given[0]} out, or return the model alone"
+            f"{module_name}:{function_name}() returns its own examples, whose shapes say what {options[0]} would: "
+            f"leave {options[0]} out, or return the model alone"
         )
     return Source(*parts)
 
@@ -128,8 +128,8 @@ def _arguments(function: Callable[..., Any]) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a builtin without a signature
         return []
-    given = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in given]
+    variable_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variable_kinds]
 
 
 def _defined_at(function: Callable[..., Any]) -> str:
@@ -154,8 +154,8 @@ def _hugging_face(
     architecture: Any = getattr(transformers, name, None)
     is_model = inspect.isclass(architecture) and issubclass(architecture, transformers.PreTrainedModel)
     if not is_model:
-        known = [other for other in dir(transformers) if other.endswith(("Model", "LM")) or "For" in other]
-        mend = _close(name, known) or ": name one as in hf:GPT2LMHeadModel"
+        names = [other for other in dir(transformers) if other.endswith(("Model", "LM")) or "For" in other]
+        mend = _close(name, names) or ": name one as in hf:GPT2LMHeadModel"
         raise InputError(f"transformers {transformers.__version__} has no architecture {name!r}{mend}")
     if architecture.config_class is None:
         raise InputError(f"{name} is abstract: name an architecture of one model, such as hf:GPT2LMHeadModel")
@@ -167,7 +167,7 @@ def _hugging_face(
         with torch.device("meta"):
             model = architecture(config)
     except Exception as error:
-        raise InputError(f"{name} could not be built from {origin}: {told(error)}") from error
+        raise InputError(f"{name} could not be built from {origin}: {one_line(error)}") from error
     if isinstance(origin, Path):
         _check_fields(type(config), values, origin)
     return Source(model.train(), example_inputs(model, needed, sequence))
@@ -176,16 +176,19 @@ def _hugging_face(
 def _check_fields(config_class: Any, values: Mapping[str, Any], path: Path) -> None:
     """Warn of fields that are probably misspelt, as transformers accepts any; InputError if it knows none of them."""
     try:
-        known = {*config_class().to_dict(), *getattr(config_class, "attribute_map", {})}
+        known_fields = {*config_class().to_dict(), *getattr(config_class, "attribute_map", {})}
     except Exception:  # a config class of third-party code may have no default
         return
-    near = {field: difflib.get_close_matches(field, known - values.keys(), 1, 0.8) for field in values.keys() - known}
-    asked = [f"{field!r}: did you mean {names[0]!r}?" for field, names in sorted(near.items()) if names]
-    if values and known.isdisjoint(values):
-        words = ", ".join(asked) or "its fields"
+    near = {
+        field: difflib.get_close_matches(field, known_fields - values.keys(), 1, 0.8)
+        for field in values.keys() - known_fields
+    }
+    suggestions = [f"{field!r}: did you mean {names[0]!r}?" for field, names in sorted(near.items()) if names]
+    if values and known_fields.isdisjoint(values):
+        words = ", ".join(suggestions) or "its fields"
         raise InputError(f"{path} holds no config: {config_class.__name__} does not know {words}")
-    if asked:
-        warn(f"{path} has fields that {config_class.__name__} does not know, {', '.join(asked)}")
+    if suggestions:
+        warn(f"{path} has fields that {config_class.__name__} does not know, {', '.join(suggestions)}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -269,12 +272,12 @@ def _check_positions(model: nn.Module, length: int) -> None:
             )
 
 
-def _close(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+def _close(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
     return f": did you mean {close[0]}?" if close else ""
 
 
-def told(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An error of foreign code on one line, with its place: the user's line that led to it, else where it rose."""
     frames = traceback.extract_tb(error.__traceback__)
     place = raised_at(error) or (f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "")

@@ -72,7 +72,7 @@ class _Builder:
         self.ops: list[Op] = []
         self.op_of: dict[fx.Node, int] = {}
         self.stages: list[Stage] = []
-        self.alike = EqualOps(self.nodes, self.ops, self.op_of) if fold else None
+        self.equal_ops = EqualOps(self.nodes, self.ops, self.op_of) if fold else None
 
     def build(self) -> Problem:
         at = 0
@@ -86,9 +86,9 @@ class _Builder:
         self._stage(range(at, len(self.nodes)), 1)
         for repeat, alone in zip(self.repeats, self.alone, strict=True):
             for i in range(alone + 1, repeat.count):
-                for here, first in zip(repeat.instance(i), repeat.instance(alone), strict=True):
-                    if self.nodes[first] in self.op_of:
-                        self.op_of[self.nodes[here]] = self.op_of[self.nodes[first]]
+                for node_index, of_first in zip(repeat.instance(i), repeat.instance(alone), strict=True):
+                    if self.nodes[of_first] in self.op_of:
+                        self.op_of[self.nodes[node_index]] = self.op_of[self.nodes[of_first]]
         tensors = self._tensors()
         return Problem(
             self.memory, self.cluster, tuple(self.ops), tensors, tuple(self.stages), self.repeats, self.op_of
@@ -104,8 +104,8 @@ class _Builder:
             if node in self.strategies and (output_tensors(node) or node.op == "output")
         }
         like: dict[fx.Node, fx.Node] = {}
-        if repeat is not None and self.alike is not None:
-            like = self.alike.deciding(repeat, first, count, choices)
+        if repeat is not None and self.equal_ops is not None:
+            like = self.equal_ops.deciding(repeat, first, count, choices)
         levels = None
         if repeat is not None:
             known = (repeat, first) in self.levels
@@ -117,12 +117,14 @@ class _Builder:
                 members.append(len(self.ops))
                 again = self._again(nodes, offset, levels) if levels else Again()
                 decides = deciding(self.ops, self.op_of[like[node]]) if node in like else None
-                some = choices[node] if decides is None else self.ops[decides].choices
-                self.ops.append(Op(node, len(self.stages), some, again, decides))
+                op_choices = choices[node] if decides is None else self.ops[decides].choices
+                self.ops.append(Op(node, len(self.stages), op_choices, again, decides))
         least, whole = 0, None
         if levels is not None:
             wish = self._wish(nodes)
-            least = len(levels) if wish.whole else min(1, len(levels) - (wish.whole is False)) if wish.some else 0
+            least = (
+                len(levels) if wish.whole else min(1, len(levels) - (wish.whole is False)) if wish.must_recompute else 0
+            )
             whole = wish.whole
         self.stages.append(Stage(count, tuple(members), repeat, first, levels, least, whole is not False))
 
@@ -139,26 +141,30 @@ class _Builder:
         it may be recomputed on its own."""
         if not self.recompute or not replay_end(self.memory, nodes):
             return None
-        own = {like.get(node, node): some for node, some in choices.items()}
-        many = sum(map(len, own.values())) > MANY_CHOICES
+        own = {like.get(node, node): of_node for node, of_node in choices.items()}
+        are_many = sum(map(len, own.values())) > MANY_CHOICES
         several = any(node in choices for node in like.values())  # layers: together their activations are large
-        most = min(self.inner_levels, 1 + several) if many else self.inner_levels
-        seconds = {node: max(choice.forward_seconds for choice in some) for node, some in choices.items()}
+        most = min(self.inner_levels, 1 + several) if are_many else self.inner_levels
+        seconds = {node: max(choice.forward_seconds for choice in of_node) for node, of_node in choices.items()}
         return levels_for(self.memory, nodes, self._wish(nodes), lambda node: seconds.get(node, 0.0), most)
 
     def _again(self, nodes: Sequence[fx.Node], offset: int, levels: Levels) -> Again:
         if not in_segment(nodes[offset]):
             return Again()
-        found = {"dropped": 0, "replayed": 0, "computed": 0}
+        levels_of_op = {"dropped": 0, "replayed": 0, "computed": 0}
         for level in range(len(levels), 0, -1):
             span = levels.holding(offset, level)
             if span is None:
                 break
             inside = nodes[span[0] : span[1] + 1]
-            found["dropped"] = level
-            found["replayed"] = level if offset - span[0] < replay_end(self.memory, inside) else found["replayed"]
-            found["computed"] = level if offset - span[0] < computed_end(self.memory, inside) else found["computed"]
-        return Again(**found, offset=offset)
+            levels_of_op["dropped"] = level
+            levels_of_op["replayed"] = (
+                level if offset - span[0] < replay_end(self.memory, inside) else levels_of_op["replayed"]
+            )
+            levels_of_op["computed"] = (
+                level if offset - span[0] < computed_end(self.memory, inside) else levels_of_op["computed"]
+            )
+        return Again(**levels_of_op, offset=offset)
 
     # -- folding ------------------------------------------------------------------------------------------------------
 
@@ -176,8 +182,8 @@ class _Builder:
 
     def _equal(self, repeat: Repeat, block: int) -> bool:
         """Whether a block has the same strategies as the next one."""
-        for one, other in zip(repeat.instance(block), repeat.instance(block + 1), strict=True):
-            mine, its = self.strategies.get(self.nodes[one]), self.strategies.get(self.nodes[other])
+        for number, next_number in zip(repeat.instance(block), repeat.instance(block + 1), strict=True):
+            mine, its = self.strategies.get(self.nodes[number]), self.strategies.get(self.nodes[next_number])
             if mine is not its and (mine is None or its is None or tuple(mine) != tuple(its)):
                 return False
         return True
@@ -186,12 +192,17 @@ class _Builder:
         """Whether the inputs of the first block have the form of the second's: they agree in whether they need a
         gradient (which takes time) and in whether they are given to the step (then saving them takes no memory)."""
         pairs = zip(repeat.instance(0), repeat.instance(1), strict=True)
-        inputs = ((self.memory.inputs[self.nodes[one]], self.memory.inputs[self.nodes[other]]) for one, other in pairs)
-        return all(self._form(a) == self._form(b) for some, others in inputs for a, b in zip(some, others, strict=True))
+        inputs = (
+            (self.memory.inputs[self.nodes[number]], self.memory.inputs[self.nodes[next_number]])
+            for number, next_number in pairs
+        )
+        return all(
+            self._form(a) == self._form(b) for refs, next_refs in inputs for a, b in zip(refs, next_refs, strict=True)
+        )
 
     def _form(self, ref: TensorRef) -> tuple[bool, bool]:
-        given = self.memory.roots[ref].node.op in ("placeholder", "get_attr")
-        return needs_grad(self.memory, ref), given
+        is_input = self.memory.roots[ref].node.op in ("placeholder", "get_attr")
+        return needs_grad(self.memory, ref), is_input
 
     def _reaches_further(self, repeat: Repeat, alone: int) -> bool:
         """Whether a tensor of one of these blocks, other than the last, is read beyond the next block."""
@@ -205,7 +216,7 @@ class _Builder:
 
     def _tensors(self) -> tuple[Tensor, ...]:
         """The tensors with their uses, grouped such that the uses of a tensor share conversions."""
-        found: dict[tuple[int, int, Kind, int], list[Use]] = {}
+        uses_of: dict[tuple[int, int, Kind, int], list[Use]] = {}
         for number, op in enumerate(self.ops):
             stage = self.stages[op.stage]
             refs = self.memory.inputs[op.node]
@@ -213,12 +224,12 @@ class _Builder:
             for index, ref in enumerate(refs):
                 for source, kind in self._edges(ref, later[index] if later else None, op, stage):
                     key = (self.op_of[source.node], source.index, kind, op.stage if kind != "plain" else -1)
-                    uses = found.setdefault(key, [])
+                    uses = uses_of.setdefault(key, [])
                     if Use(number, index) not in uses:
                         uses.append(Use(number, index))
         return tuple(
             Tensor(source, output, kind, self._merged(uses) if kind == "each" else tuple(uses), stage)
-            for (source, output, kind, stage), uses in found.items()
+            for (source, output, kind, stage), uses in uses_of.items()
         )
 
     def _merged(self, uses: Sequence[Use]) -> tuple[Use, ...]:
@@ -227,13 +238,13 @@ class _Builder:
 
         Each block's tensor is converted on its own for such an input, so that the inputs share no conversion.
         """
-        found: dict[tuple[object, ...], Use] = {}
+        merged: dict[tuple[object, ...], Use] = {}
         for use in uses:
-            wanted = tuple(choice.strategy.inputs[use.index] for choice in self.ops[use.op].choices)
-            kept = use.index in self.memory.saved(self.ops[use.op].node)[0]
-            one = found.setdefault((use.op, wanted, kept), replace(use, times=0))
-            found[use.op, wanted, kept] = replace(one, times=one.times + 1)
-        return tuple(found.values())
+            layouts = tuple(choice.strategy.inputs[use.index] for choice in self.ops[use.op].choices)
+            is_saved = use.index in self.memory.saved(self.ops[use.op].node)[0]
+            use_before = merged.setdefault((use.op, layouts, is_saved), replace(use, times=0))
+            merged[use.op, layouts, is_saved] = replace(use_before, times=use_before.times + 1)
+        return tuple(merged.values())
 
     def _second(self, node: fx.Node, stage: Stage) -> list[TensorRef] | None:
         """The inputs of the corresponding node of the second block; None if there is none."""

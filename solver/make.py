@@ -29,7 +29,7 @@ from autopar.solver.solution import Predicted, Solution, node_plans
 from autopar.solver.solving import Watch, solve
 
 
-def make_plan(model: ModelGraph, cluster: Cluster, asked: PlanRequest) -> Plan:
+def make_plan(model: ModelGraph, cluster: Cluster, request: PlanRequest) -> Plan:
     """The fastest plan of a model's graph that fits the memory budget.
 
     If the storage of parameters is given by an earlier plan, constraints that match nothing in this graph, or nothing
@@ -40,15 +40,15 @@ def make_plan(model: ModelGraph, cluster: Cluster, asked: PlanRequest) -> Plan:
         InfeasibleError: no plan fits; the error states the smallest budget that has a plan.
         TimeLimitError: no plan was found in time.
     """
-    if asked.optimizer not in OPTIMIZERS:
-        raise InputError(f"optimizer {asked.optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
-    if asked.micro_batches < 1:
-        raise InputError(f"micro_batches is {asked.micro_batches}: it must be 1 or more")
-    memory, watch = model.memory_on(cluster, asked), Watch()
+    if request.optimizer not in OPTIMIZERS:
+        raise InputError(f"optimizer {request.optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
+    if request.micro_batches < 1:
+        raise InputError(f"micro_batches is {request.micro_batches}: it must be 1 or more")
+    memory, watch = model.memory_on(cluster, request), Watch()
     if model.pinned is not None:  # another call of a planned model, which need not use all that the first call used
-        asked = replace(asked, constraints=tuple(text for text in asked.constraints if names_any(memory, text)))
-    constraints = asked.constraints
-    planner = _Planner(model.as_stored(memory), memory, cluster, asked, watch)
+        request = replace(request, constraints=tuple(text for text in request.constraints if names_any(memory, text)))
+    constraints = request.constraints
+    planner = _Planner(model.as_stored(memory), memory, cluster, request, watch)
     warn_of_idle(model.strategies, memory, constraints, cluster.axis_names)
     problem, solution, (prediction, collectives, buckets) = satisfied(constraints, planner.solve, planner.has_plan)
     objective = prediction.step_seconds
@@ -59,11 +59,11 @@ def make_plan(model: ModelGraph, cluster: Cluster, asked: PlanRequest) -> Plan:
         axis_names=cluster.axis_names,
         cluster=cluster.to_dict(),
         fingerprints=dict(model.fingerprints),
-        precision=asked.precision.to_dict(),
-        micro_batches=asked.micro_batches,
-        optimizer=asked.optimizer,
-        inputs=asked.inputs,
-        memory_budget_bytes=asked.memory_budget_bytes,
+        precision=request.precision.to_dict(),
+        micro_batches=request.micro_batches,
+        optimizer=request.optimizer,
+        inputs=request.inputs,
+        memory_budget_bytes=request.memory_budget_bytes,
         constraints=constraints,
         nodes=nodes,
         parameters=tuple(solution.parameters.values()),
@@ -76,7 +76,7 @@ def make_plan(model: ModelGraph, cluster: Cluster, asked: PlanRequest) -> Plan:
             objective,
             bound,
             (objective - bound) / objective if objective else 0.0,
-            engine_of(asked.solver),
+            engine_of(request.solver),
         ),
         size=PlanSize(
             ops=len(nodes),
@@ -90,24 +90,24 @@ def make_plan(model: ModelGraph, cluster: Cluster, asked: PlanRequest) -> Plan:
 
 @dataclass(frozen=True)
 class _Planner:
-    """Plans one graph on one cluster under given constraints, which replace those in `asked`."""
+    """Plans one graph on one cluster under given constraints, which replace those in `request`."""
 
     model: ModelGraph
     memory: StepMemory
     cluster: Cluster
-    asked: PlanRequest
+    request: PlanRequest
     watch: Watch
 
     def solve(self, constraints: Sequence[str]) -> tuple[Problem, Solution, Predicted]:
         """The fastest plan. Pins that make equal blocks differ are left out first; if the plan violates them, the
         problem is solved again with all constraints."""
         request = self._request(constraints)
-        fewer = without_parting(constraints, request.memory, request.restricted)
-        if fewer is not None:
+        without = without_parting(constraints, request.memory, request.restricted)
+        if without is not None:
             try:
-                found = solve(self._request(fewer), self.watch)
-                if meets(found[1], request.memory, request.restricted):
-                    return found
+                solved = solve(self._request(without), self.watch)
+                if meets(solved[1], request.memory, request.restricted):
+                    return solved
             except (InfeasibleError, TimeLimitError):  # the problem with all constraints gives its own message
                 self.watch.lap("ilp")
         return solve(request, self.watch)
@@ -120,21 +120,21 @@ class _Planner:
             price(model)
         except InfeasibleError:  # an op has no strategy, or cannot get an input
             return False
-        return model.program.relax(self.asked.solver, self.asked.time_limit, {}).status != "infeasible"
+        return model.program.relax(self.request.solver, self.request.time_limit, {}).status != "infeasible"
 
     def _request(self, constraints: Sequence[str]) -> SolveRequest:
         memory, restricted = self._restricted(constraints)
-        asked = self.asked
+        request = self.request
         return SolveRequest(
             memory,
             restricted,
             self.cluster,
             constraints,
-            budget_bytes=asked.budget_bytes_on(self.cluster),
-            time_limit=asked.time_limit,
-            gap=asked.gap,
-            solver=asked.solver,
-            fold=asked.fold,
+            budget_bytes=request.budget_bytes_on(self.cluster),
+            time_limit=request.time_limit,
+            gap=request.gap,
+            solver=request.solver,
+            fold=request.fold,
         )
 
     def _restricted(self, constraints: Sequence[str]) -> tuple[StepMemory, Restricted]:

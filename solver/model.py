@@ -75,7 +75,7 @@ class Model:
         self._wants: dict[tuple[int, int], dict[Layout, list[int]]] = {}
         self._kept: dict[tuple[int, int], int] = {}
         self._transports: dict[tuple[int, int, int, int], Array] = {}
-        self.program.once.shares = self.problem.alike
+        self.program.shared_columns.shares = self.problem.shares_choices
         for number, op in enumerate(self.problem.ops):
             if op.like is not None:
                 self.x.append(self.x[op.like])
@@ -112,46 +112,46 @@ class Model:
     def z(self, number: int, level: int) -> Array:
         """For each choice of an op, the number of blocks that recompute at this level or a higher one with it: r x."""
         op = self.problem.ops[number]
-        known = self._z.setdefault((self.problem.decides(number), op.stage), {})
-        if level not in known:
+        by_level = self._z.setdefault((self.problem.decides(number), op.stage), {})
+        if level not in by_level:
             times = {self.recomputed[op.stage][level - 1]: 1.0}
-            found = counted(self.program, [[v] for v in self.x[number]], times, self.costs.count(op))
-            lower = max((one for one in known if one < level), default=None)
-            higher = min((one for one in known if one > level), default=None)
+            products = counted(self.program, [[v] for v in self.x[number]], times, self.costs.count(op))
+            lower = max((other for other in by_level if other < level), default=None)
+            higher = min((other for other in by_level if other > level), default=None)
             if lower is not None:  # implied, but the relaxation is tighter with it
-                self.program.implies("levels", found, known[lower])
+                self.program.implies("levels", products, by_level[lower])
             if higher is not None:
-                self.program.implies("levels", known[higher], found)
-            known[level] = found
-        return known[level]
+                self.program.implies("levels", by_level[higher], products)
+            by_level[level] = products
+        return by_level[level]
 
     def kept(self, stage: int, level: int = 0) -> int:
         """The variable k: 1 if any block of a stage is below a level of recompute (0: the level of whole blocks)."""
         level = level or self.depth(stage)
         if (stage, level) not in self._kept:
-            r, many = self.recomputed[stage][level - 1], float(self.problem.stages[stage].count)
-            one = self._kept[stage, level] = self.program.variable(f"k.{stage}.{level}", integer=many > 1)
-            if many == 1:
-                self.program.equal("k", [(one, 1.0), (r, 1.0)], 1.0)
+            r, blocks = self.recomputed[stage][level - 1], float(self.problem.stages[stage].count)
+            variable = self._kept[stage, level] = self.program.variable(f"k.{stage}.{level}", integer=blocks > 1)
+            if blocks == 1:
+                self.program.equal("k", [(variable, 1.0), (r, 1.0)], 1.0)
             else:
-                row = self.program.at_least("k", [(one, many), (r, 1.0)], many)
-                self.program.rest_rows.append(Indicator(row, r, one))
+                row = self.program.at_least("k", [(variable, blocks), (r, 1.0)], blocks)
+                self.program.rest_rows.append(Indicator(row, r, variable))
         return self._kept[stage, level]
 
     def plainness(self) -> Array:
         """For each variable, its departures from the plainest plan: mesh axes over which stored parameters are
         sharded, regathers, recomputed blocks, collectives."""
-        found = np.zeros(len(self.program.names))
-        found[[r for counts in self.recomputed.values() for r in counts]] = 1.0
+        departures = np.zeros(len(self.program.names))
+        departures[[r for counts in self.recomputed.values() for r in counts]] = 1.0
         for number, op in enumerate(self.problem.ops):
             if op.node.op == "get_attr":
                 for variable, choice in zip(self.x[number], op.choices, strict=True):
                     cut = sum(p.is_sharded for p in choice.strategy.outputs[0].placements)
-                    found[variable] = cut + choice.regather
+                    departures[variable] = cut + choice.regather
         for flow in self.flows:
             collectives = flow.prices.forward_collectives + flow.prices.backward_collectives
-            found[flow.all] = collectives[flow.numbers >= 0]
-        return found
+            departures[flow.all] = collectives[flow.numbers >= 0]
+        return departures
 
     def most_departures(self, plainness: Array) -> float:
         """An upper bound on the departures of any plan, which has one choice of each op and one flow to each use."""
@@ -162,7 +162,7 @@ class Model:
     # -- ops ---------------------------------------------------------------------------------------------------------
 
     def _recompute_counts(self, number: int, stage: Stage) -> None:
-        many, program = float(stage.count), self.program
+        blocks, program = float(stage.count), self.program
         self.recomputed[number], self.any_recomputed[number] = [], []
         for level in range(1, stage.depth + 1):
             least, most = _range(stage, level)
@@ -172,7 +172,7 @@ class Model:
                 q = program.variable(f"q.{number}.{level}", lower=min(1.0, least), upper=min(1.0, most), integer=True)
                 program.counts.append(Count(r, q))
                 program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
-                program.any_rows.append(Indicator(program.at_least("q", [(q, many), (r, -1.0)], 0.0), r, q))
+                program.any_rows.append(Indicator(program.at_least("q", [(q, blocks), (r, -1.0)], 0.0), r, q))
             for before in self.recomputed[number][-1:]:
                 program.at_most("levels", [(r, 1.0), (before, -1.0)], 0.0)
             self.recomputed[number].append(r)
@@ -210,7 +210,7 @@ class Model:
         key = tensor.source, tensor.output
         if key not in self._ends:
             x = self.x[tensor.source]
-            self._ends[key] = {port: [x[i] for i in some] for port, some in self.costs.ports(tensor).items()}
+            self._ends[key] = {port: [x[i] for i in choices] for port, choices in self.costs.ports(tensor).items()}
         return self._ends[key]
 
     def wants(self, tensor: Tensor, use: Use) -> dict[Layout, list[int]]:
@@ -218,7 +218,9 @@ class Model:
         key = use.op, use.index
         if key not in self._wants:
             x = self.x[use.op]
-            self._wants[key] = {layout: [x[i] for i in some] for layout, some in self.costs.wanted(tensor, use).items()}
+            self._wants[key] = {
+                layout: [x[i] for i in choices] for layout, choices in self.costs.wanted(tensor, use).items()
+            }
         return self._wants[key]
 
     def _restricts(self, tensor: Tensor) -> bool:
@@ -237,10 +239,10 @@ class Model:
     def pay_missing(self, phase: Phase, tensor: Tensor, variable: int, seconds: Mapping[int, float]) -> None:
         """Add the latency of a bucket that its members do not pay: seconds by axis for each missing bucket (`variable`)
         of each block; `tensor`: any member's."""
-        many = 1 if phase == "reductions" else self.problem.memory.micro_batches
+        times = 1 if phase == "reductions" else self.problem.memory.micro_batches
         each = np.zeros((len(self.problem.cluster.axes), 1))
-        for axis, one in seconds.items():
-            each[axis] = many * self.costs.conversions(tensor) * one
+        for axis, latency in seconds.items():
+            each[axis] = times * self.costs.conversions(tensor) * latency
         self.seconds.add(np.array([variable]), each.sum(axis=0))
         self._movable(phase, tensor, np.array([variable]), each)
 
@@ -254,14 +256,14 @@ class Model:
 
     def pay_conversion(self, tensor: Tensor, variables: Array, forward: Array, backward: Array, count: float) -> None:
         """Add `count` conversions of a tensor; gradients of parameters move once a step, all else per micro-batch."""
-        many = self.problem.memory.micro_batches
-        times = 1 if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node) else many
-        self.seconds.add(variables, count * (many * forward + times * backward).sum(axis=0))
-        self._movable("gathers", tensor, variables, count * many * forward)
+        micro_batches = self.problem.memory.micro_batches
+        times = 1 if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node) else micro_batches
+        self.seconds.add(variables, count * (micro_batches * forward + times * backward).sum(axis=0))
+        self._movable("gathers", tensor, variables, count * micro_batches * forward)
         self._movable("reductions", tensor, variables, count * times * backward)
 
 
 def _range(stage: Stage, level: int) -> tuple[float, float]:
     """The bounds of the number of blocks that recompute at a level or a higher one, as constraints ask."""
-    many = float(stage.count)
-    return many if level <= stage.least else 0.0, many if stage.may_be_whole or level < stage.depth else 0.0
+    blocks = float(stage.count)
+    return blocks if level <= stage.least else 0.0, blocks if stage.may_be_whole or level < stage.depth else 0.0

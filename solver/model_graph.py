@@ -40,15 +40,15 @@ class ModelGraph:
     repeats: tuple[Repeat, ...] | None = None
     fingerprints: Mapping[str, str] = field(default_factory=dict)
 
-    def memory_on(self, cluster: Cluster, asked: PlanRequest) -> StepMemory:
+    def memory_on(self, cluster: Cluster, request: PlanRequest) -> StepMemory:
         """The memory of a step on this cluster."""
         return memory_on(
             cluster,
             self.graph,
             self.parameters,
-            asked.precision,
-            asked.optimizer,
-            asked.micro_batches,
+            request.precision,
+            request.optimizer,
+            request.micro_batches,
             self.train,
             self.buffers,
             self.pinned,
@@ -59,8 +59,8 @@ class ModelGraph:
         """This graph with the strategies of parameters restricted to the storage that is fixed already."""
         if not self.pinned:
             return self
-        found = dict(self.strategies)
+        strategies = dict(self.strategies)
         for node in self.strategies:
             if memory.is_parameter(node) and str(node.target) in self.pinned:
-                found[node] = (Strategy((), (self.pinned[str(node.target)],), ("",) * len(memory.mesh_shape)),)
-        return replace(self, strategies=found)
+                strategies[node] = (Strategy((), (self.pinned[str(node.target)],), ("",) * len(memory.mesh_shape)),)
+        return replace(self, strategies=strategies)

@@ -135,7 +135,7 @@ class Problem:
         return deciding(self.ops, number)
 
     @cached_property
-    def alike(self) -> bool:
+    def shares_choices(self) -> bool:
         """Whether any op shares the choice of another."""
         return any(op.like is not None for op in self.ops)
 
@@ -150,10 +150,15 @@ class Problem:
         op = self.ops[reader]
         levels, maker = self.stages[op.stage].levels, self.op_of.get(source.node)
         assert levels is not None
-        made = self.ops[maker] if maker is not None else None
-        if made is None or made.node is not source.node or made.stage != op.stage or not made.again.dropped:
+        making_op = self.ops[maker] if maker is not None else None
+        if (
+            making_op is None
+            or making_op.node is not source.node
+            or making_op.stage != op.stage
+            or not making_op.again.dropped
+        ):
             return len(levels)
-        return levels.together(made.again.offset, op.again.offset)
+        return levels.together(making_op.again.offset, op.again.offset)
 
     def first_of_last(self, ref: TensorRef) -> TensorRef | None:
         """For a tensor made by the last of equal blocks, the corresponding tensor of the first; None for all others."""

@@ -49,18 +49,18 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest)
     enough = smallest.enough_bytes
     bound = min(math.floor(smallest.bound_bytes), enough)
-    known = "the smallest budget that the planner finds one for is"
+    finding = "the smallest budget that the planner finds one for is"
     if bound < 0.99 * smallest.budget_bytes:
-        known = f"no plan fits less than {show_bytes_down(bound)}, and the planner finds one for"
-    asked, named = show_bytes(budget, digits=2), show_bytes_up(enough)
-    if asked == named:  # equal as shown
-        asked, named = f"{budget} B", f"{enough} B"
-    message = f"no plan fits {asked} per device: {known} {named} (its peak, in '{moment.name}': {parts})"
+        finding = f"no plan fits less than {show_bytes_down(bound)}, and the planner finds one for"
+    budget_text, needed = show_bytes(budget, digits=2), show_bytes_up(enough)
+    if budget_text == needed:  # equal as shown
+        budget_text, needed = f"{budget} B", f"{enough} B"
+    message = f"no plan fits {budget_text} per device: {finding} {needed} (its peak, in '{moment.name}': {parts})"
     if bound < budget:  # not all choices were searched
         least = show_bytes_down(bound)
         message = (
-            f"no plan was found that fits {asked} per device: none fits less than {least}, and the smallest one that "
-            f"was found needs {named} (its peak, in '{moment.name}': {parts})"
+            f"no plan was found that fits {budget_text} per device: none fits less than {least}, and the smallest one "
+            f"that was found needs {needed} (its peak, in '{moment.name}': {parts})"
         )
     hints = list(_hints(budget, moment, solution, problem, constraints))
     if _CLOSE * smallest.budget_bytes <= budget <= bound:
@@ -83,8 +83,8 @@ def _hints(
             if memory.fixed.get("optimizer state")
             else ""
         )
-        taken = f"the allocator's overhead, and weights that the call does not read{others}"
-        yield f"no plan can save {show_bytes(fixed)} of this: {taken}"
+        held_by = f"the allocator's overhead, and weights that the call does not read{others}"
+        yield f"no plan can save {show_bytes(fixed)} of this: {held_by}"
     of_rows = any(moment.parts.get(name) for name in _OF_ROWS)
     ways = []
     if of_rows or any(not parameter.storage.is_replicated for parameter in solution.parameters.values()):
@@ -103,11 +103,11 @@ def _with_fewest_rows(solution: Solution, problem: Problem) -> float:
     """The peak of the same plan with as many micro-batches as leave each rank a row, and at least two. With several
     micro-batches gradients are kept from one to the next, so a plan of large weights and few rows can need more."""
     memory = problem.memory
-    many = min(_rows(memory), max(2, _rows(memory) // problem.cluster.devices))
-    if not memory.train or many == 1:
+    micro_batches = min(_rows(memory), max(2, _rows(memory) // problem.cluster.devices))
+    if not memory.train or micro_batches == 1:
         return math.inf
     moments = predicted(solution, replace(problem, memory=replace(memory, micro_batches=2)))[0].moments
-    saved = 1 - 1 / many
+    saved = 1 - 1 / micro_batches
     return max(m.total_bytes - saved * sum(m.parts.get(name, 0) for name in (*_OF_ROWS, _GIVEN)) for m in moments)
 
 

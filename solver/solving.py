@@ -38,77 +38,83 @@ class Watch:
         self._last = now
 
 
-def solve(asked: SolveRequest, watch: Watch) -> tuple[Problem, Solution, Predicted]:
+def solve(request: SolveRequest, watch: Watch) -> tuple[Problem, Solution, Predicted]:
     """The fastest plan of a request, with its problem and predicted cost. If unsharded parameters fit, it is first
     looked for without budget and recompute: if that plan fits, none is faster."""
-    end, free, pruner = cpu_seconds() + asked.time_limit, 0.0, Pruner(asked.solver, asked.gap)
-    if _replicated_bytes(asked.memory) <= asked.budget_bytes and not asked.restricted.forces_replays:
-        problem = asked.problem(recompute=False)
+    end, free, pruner = cpu_seconds() + request.time_limit, 0.0, Pruner(request.solver, request.gap)
+    if _replicated_bytes(request.memory) <= request.budget_bytes and not request.restricted.forces_replays:
+        problem = request.problem(recompute=False)
         watch.lap("build")
-        model, outcome = pruner.free(problem, asked.time_limit)
+        model, outcome = pruner.free(problem, request.time_limit)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
         free = solution.bound
-        apart = differing(asked, model, solution, end - cpu_seconds())
+        apart = differing(request, model, solution, end - cpu_seconds())
         watch.lap("ilp")
-        for one in (apart, solution) if apart is not solution else (solution,):
-            told = predicted(one, problem)
-            if told[0].peak_bytes <= asked.budget_bytes:
-                return problem, one, told
-    problem = asked.problem()
+        for candidate in (apart, solution) if apart is not solution else (solution,):
+            prediction = predicted(candidate, problem)
+            if prediction[0].peak_bytes <= request.budget_bytes:
+                return problem, candidate, prediction
+    problem = request.problem()
     watch.lap("build")
-    least = LeastMemory(problem, pruner, asked.time_limit)
-    solution, told = _within_budget(asked, least, end - cpu_seconds(), free)
-    if told[0].peak_bytes > asked.budget_bytes:
-        solution, told = _within_budget(replace(asked, is_strict=True), least, max(end - cpu_seconds(), 0.0), free)
+    least = LeastMemory(problem, pruner, request.time_limit)
+    solution, prediction = _within_budget(request, least, end - cpu_seconds(), free)
+    if prediction[0].peak_bytes > request.budget_bytes:
+        solution, prediction = _within_budget(
+            replace(request, is_strict=True), least, max(end - cpu_seconds(), 0.0), free
+        )
     watch.lap("ilp")
-    return problem, solution, told
+    return problem, solution, prediction
 
 
-def _within_budget(asked: SolveRequest, least: LeastMemory, seconds: float, free: float) -> tuple[Solution, Predicted]:
+def _within_budget(
+    request: SolveRequest, least: LeastMemory, seconds: float, free: float
+) -> tuple[Solution, Predicted]:
     """The fastest plan within the budget, up to the solver's tolerance of rows; `free`: the bound without a budget."""
     end, pruner, problem, late = cpu_seconds() + seconds, least.pruner, least.problem, None
     try:
-        model, outcome, is_all = fastest_within(pruner, problem, asked.usable_bytes, seconds, bound=free, small=least)
+        model, outcome, is_all = fastest_within(pruner, problem, request.usable_bytes, seconds, bound=free, small=least)
     except TimeLimitError as error:
         late = error
     if late is not None or (outcome.status == "infeasible" and not is_all):
-        solution, told = _near_least_memory(asked, least, late)
-        return replace(solution, bound=free), told
+        solution, prediction = _near_least_memory(request, least, late)
+        return replace(solution, bound=free), prediction
     if outcome.status == "infeasible":
-        raise refusal(asked.budget_bytes, least, asked.constraints)
-    solution = refined(asked, model, read_solution(model, outcome), end - cpu_seconds())
+        raise refusal(request.budget_bytes, least, request.constraints)
+    solution = refined(request, model, read_solution(model, outcome), end - cpu_seconds())
     return solution, predicted(solution, problem)
 
 
 def _near_least_memory(
-    asked: SolveRequest, least: LeastMemory, late: TimeLimitError | None
+    request: SolveRequest, least: LeastMemory, late: TimeLimitError | None
 ) -> tuple[Solution, Predicted]:
     """The plan of least memory if it fits, or a faster one near it; for a search that ran out of time, or that searched
     few choices and found no plan.
 
     Raises InfeasibleError if no plan that fits is known; TimeLimitError if the search ran out of time (`late`).
     """
-    budget, problem = asked.budget_bytes, least.problem
+    budget, problem = request.budget_bytes, least.problem
     try:
         smallest = least.smallest()
     except TimeLimitError as error:
         raise late or error from None
     if smallest is None or smallest.bound_bytes > budget:
-        raise too_small(budget, smallest, problem, asked.constraints)
+        raise too_small(budget, smallest, problem, request.constraints)
     if smallest.budget_bytes <= budget:
-        known = smallest.model, smallest.outcome
-        near = fastest_near(least.pruner, problem, asked.usable_bytes, known, NEIGHBOURHOOD_SHARE * asked.time_limit)
+        smallest_plan = smallest.model, smallest.outcome
+        near = fastest_near(
+            least.pruner, problem, request.usable_bytes, smallest_plan, NEIGHBOURHOOD_SHARE * request.time_limit
+        )
         if near is not None:
             solution = read_solution(*near)
-            told = predicted(solution, problem)
-            if told[0].peak_bytes <= budget:  # the solver meets rows up to a tolerance
-                return solution, told
+            prediction = predicted(solution, problem)
+            if prediction[0].peak_bytes <= budget:  # the solver meets rows up to a tolerance
+                return solution, prediction
     if late is None:
-        raise too_small(budget, smallest, problem, asked.constraints)
+        raise too_small(budget, smallest, problem, request.constraints)
     raise TimeLimitError(
-        f"the solver found no plan within {asked.time_limit:.0f} seconds: give it more time_limit, or a larger memory "
-        f"budget; the plan of least memory that it found needs {show_bytes_up(smallest.enough_bytes)}"
+        f"the solver found no plan within {request.time_limit:.0f} seconds: give it more time_limit, or a larger "
+        f"memory budget; the plan of least memory that it found needs {show_bytes_up(smallest.enough_bytes)}"
     ) from late
 
 

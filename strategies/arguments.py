@@ -83,12 +83,14 @@ def is_zero(number: Any) -> bool:
 
 def integers(node: fx.Node, name: str, position: int) -> tuple[int, ...] | None:
     """An argument that is an int, a sequence of ints, or several positional ints from `position` on."""
-    found = argument(node, name, position)
-    if isinstance(found, int) and name not in node.kwargs:
-        found = [value(a) for a in node.args[position:] if isinstance(value(a), int) and not isinstance(a, bool)]
-    if found is None:
+    argument_value = argument(node, name, position)
+    if isinstance(argument_value, int) and name not in node.kwargs:
+        argument_value = [
+            value(a) for a in node.args[position:] if isinstance(value(a), int) and not isinstance(a, bool)
+        ]
+    if argument_value is None:
         return None
-    return (int(found),) if isinstance(found, int) else tuple(int(d) for d in found)
+    return (int(argument_value),) if isinstance(argument_value, int) else tuple(int(d) for d in argument_value)
 
 
 def input_shape(node: fx.Node, index: int = 0) -> tuple[int, ...]:
@@ -123,10 +125,10 @@ def by_name(signature: str, output: str, **operands: str) -> Writer:
     names = signature.split()
 
     def write(node: fx.Node) -> str | None:
-        given = [*zip(names, node.args, strict=False), *node.kwargs.items()]
+        arguments = [*zip(names, node.args, strict=False), *node.kwargs.items()]
         texts = []
-        for name, given_value in given:
-            if isinstance(given_value, fx.Node) and isinstance(given_value.meta.get(VAL), torch.Tensor):
+        for name, operand in arguments:
+            if isinstance(operand, fx.Node) and isinstance(operand.meta.get(VAL), torch.Tensor):
                 if name not in operands:
                     return None
                 texts.append(operands[name])

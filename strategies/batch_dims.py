@@ -25,7 +25,7 @@ def batch_dims(graph: fx.Graph, strategies: Mapping[fx.Node, Sequence[Strategy]]
     `strategies` must be those for `inputs="local"`: there an input that is split is batched.
     """
     marks: dict[TensorRef, Marks] = {}
-    told: dict[tuple[int, tuple[Marks, ...]], list[Marks]] = {}
+    marks_of_outputs: dict[tuple[int, tuple[Marks, ...]], list[Marks]] = {}
     rows = 0
     for node in graph.nodes:
         if node.op == "output":
@@ -38,30 +38,32 @@ def batch_dims(graph: fx.Graph, strategies: Mapping[fx.Node, Sequence[Strategy]]
                 dims = frozenset(p.dim for p in strategies[node][0].outputs[0].placements if p.is_sharded)
                 marks[TensorRef(node, 0)], rows = dims, node.meta[VAL].shape[min(dims)]
             continue
-        given = tuple(marks.get(ref, _NONE) for ref in tensor_inputs(node))
-        if any(mark != _NONE for mark in given):
-            key = id(strategies[node]), given
-            if key not in told:
-                told[key] = _carried(strategies[node], given, len(output_tensors(node)))
-            marks.update((TensorRef(node, i), mark) for i, mark in enumerate(told[key]))
+        input_marks = tuple(marks.get(ref, _NONE) for ref in tensor_inputs(node))
+        if any(mark != _NONE for mark in input_marks):
+            key = id(strategies[node]), input_marks
+            if key not in marks_of_outputs:
+                marks_of_outputs[key] = _carried(strategies[node], input_marks, len(output_tensors(node)))
+            marks.update((TensorRef(node, i), mark) for i, mark in enumerate(marks_of_outputs[key]))
     return ()
 
 
-def _carried(ways: Sequence[Strategy], given: Sequence[Marks], outputs: int) -> list[Marks]:
+def _carried(ways: Sequence[Strategy], input_marks: Sequence[Marks], outputs: int) -> list[Marks]:
     """The batch dims of an op's outputs, given those of its inputs."""
-    found: list[Marks] = [None] * outputs
+    output_marks: list[Marks] = [None] * outputs
     for way in ways:
         axes = [axis for axis, factor in enumerate(way.factors) if factor not in ("", "P", "R+")]
         if len(axes) != 1:
             continue
-        lies = [(lies.placements[axes[0]], mark) for lies, mark in zip(way.inputs, given, strict=True) if mark]
-        along = [p.is_sharded and p.outer == 1 and p.dim in mark for p, mark in lies]
-        if any(along) and all(is_along or not p.is_sharded for is_along, (p, _) in zip(along, lies, strict=True)):
+        placed = [
+            (layout.placements[axes[0]], mark) for layout, mark in zip(way.inputs, input_marks, strict=True) if mark
+        ]
+        along = [p.is_sharded and p.outer == 1 and p.dim in mark for p, mark in placed]
+        if any(along) and all(is_along or not p.is_sharded for is_along, (p, _) in zip(along, placed, strict=True)):
             for i, layout in enumerate(way.outputs):
                 p = layout.placements[axes[0]]
                 dims = {p.dim} if p.is_sharded and p.outer == 1 else set()
-                found[i] = frozenset({*(found[i] or ()), *dims})
-    return found
+                output_marks[i] = frozenset({*(output_marks[i] or ()), *dims})
+    return output_marks
 
 
 def _at_end(ref: TensorRef, mark: Marks, rows: int) -> int:

@@ -122,10 +122,10 @@ def _sizes(tensors: Sequence[list[tuple[Term, ...]]], shapes: Sequence[Shape], r
     sizes: dict[str, int] = {}
 
     def learn(name: str, size: int) -> None:
-        known = sizes.get(name, 1)
-        if name != "_" and size != 1 and known not in (1, size):
-            raise RuleError(f"rule '{rule}': factor '{name}' is {known} and {size} long in shapes {list(shapes)}")
-        sizes[name] = max(size, known)
+        known_size = sizes.get(name, 1)
+        if name != "_" and size != 1 and known_size not in (1, size):
+            raise RuleError(f"rule '{rule}': factor '{name}' is {known_size} and {size} long in shapes {list(shapes)}")
+        sizes[name] = max(size, known_size)
 
     merged = []
     for dims, shape in zip(tensors, shapes, strict=True):
@@ -143,11 +143,13 @@ def _sizes(tensors: Sequence[list[tuple[Term, ...]]], shapes: Sequence[Shape], r
         waiting = []
         for terms, length in merged:
             unknown = [t.name for t in terms if t.name == "_" or t.name not in sizes]
-            known = math.prod(sizes[t.name] for t in terms if t.name not in unknown)
-            if not unknown and known != length and not _broadcasts(terms, length, sizes):
-                raise RuleError(f"rule '{rule}': '{Dim(terms)}' is {known} long by its factors, {length} by its shape")
-            if len(unknown) == 1 and length % known == 0:
-                learn(unknown[0], length // known)
+            known_length = math.prod(sizes[t.name] for t in terms if t.name not in unknown)
+            if not unknown and known_length != length and not _broadcasts(terms, length, sizes):
+                raise RuleError(
+                    f"rule '{rule}': '{Dim(terms)}' is {known_length} long by its factors, {length} by its shape"
+                )
+            if len(unknown) == 1 and length % known_length == 0:
+                learn(unknown[0], length // known_length)
             elif unknown:
                 waiting.append((terms, length))
         if len(waiting) == len(merged):
@@ -166,7 +168,7 @@ def _spots(
     dims: Sequence[tuple[Term, ...]], shape: Shape, names: Sequence[str], sizes: dict[str, int]
 ) -> tuple[Spot | None, ...]:
     """Where one tensor has each of the factors `names`."""
-    found: dict[str, Spot] = {}
+    spots: dict[str, Spot] = {}
     for d, (terms, length) in enumerate(zip(dims, shape, strict=True)):
         if _broadcasts(terms, length, sizes):
             continue
@@ -175,6 +177,6 @@ def _spots(
         private = max(1, length // others)  # the length of `_`; at least 1, for dims of length 0
         for term in terms:
             if len(terms) > 1 or sizes[term.name] == length:
-                found[term.name] = Spot(d, outer)
+                spots[term.name] = Spot(d, outer)
             outer *= sizes[term.name] if term.name != "_" else private
-    return tuple(found.get(name) for name in names)
+    return tuple(spots.get(name) for name in names)

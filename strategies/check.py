@@ -138,10 +138,10 @@ def run_whole(
     generator = torch.Generator().manual_seed(1)
     shapes = [t.shape for t in output_tensors(node)]
     gradients = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
-    one = (1,) * axes
+    single_rank = (1,) * axes
     whole = LocalRun(node, [_leaf(t) for t in tensors], gradients)
     if plain is not None and plain.local:
-        return ranks.run(node, plain, one, {(0,) * axes: whole})[(0,) * axes]
+        return ranks.run(node, plain, single_rank, {(0,) * axes: whole})[(0,) * axes]
     args, kwargs = whole.arguments()
     whole.finish(callable_of(node)(*args, **kwargs))
     return whole
@@ -201,7 +201,7 @@ def tolerance(tensors: Iterable[torch.Tensor]) -> float:
 
 
 def differences(
-    what: str,
+    subject: str,
     whole: torch.Tensor,
     layout: Layout,
     parts: Mapping[Coordinate, torch.Tensor],
@@ -214,10 +214,10 @@ def differences(
         expected = take_shard(whole.detach(), layout, mesh_shape, c)
         joined = _joined(layout, parts, c)
         if joined.shape != expected.shape:
-            yield f"{what} has shape {tuple(joined.shape)} on rank {c}, {tuple(expected.shape)} expected as {layout}"
+            yield f"{subject} has shape {tuple(joined.shape)} on rank {c}, {tuple(expected.shape)} expected as {layout}"
         elif not torch.allclose(_wide(joined), _wide(expected), rtol=tolerance, atol=tolerance, equal_nan=True):
             error = (_wide(joined) - _wide(expected)).abs().max().item()
-            yield f"{what} is off by {error:.2g} on rank {c} as {layout}"
+            yield f"{subject} is off by {error:.2g} on rank {c} as {layout}"
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
@@ -227,9 +227,9 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 def _joined(layout: Layout, parts: Mapping[Coordinate, torch.Tensor], at: Coordinate) -> torch.Tensor:
     """The value at one rank after joining over the axes on which it is partial."""
     axes = [a for a, p in enumerate(layout.placements) if p.is_partial]
-    found = parts[at].detach()
+    value = parts[at].detach()
     if not axes:
-        return found
+        return value
     group = [v.detach() for c, v in parts.items() if all(c[a] == at[a] for a in range(len(at)) if a not in axes)]
     return _JOINS[layout[axes[0]].join](torch.stack(group), 0)
 

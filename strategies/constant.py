@@ -21,7 +21,7 @@ def constants(graph: fx.Graph) -> set[fx.Node]:
     tensors that it is combined with, and is split with them. A large tensor whose op has a rule, such as a mask for all
     rows of a batch: each rank computes the part that it reads.
     """
-    found: set[fx.Node] = set()
+    constant: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op in ("placeholder", "output", "call_module"):
             continue
@@ -30,10 +30,12 @@ def constants(graph: fx.Graph) -> set[fx.Node]:
             continue
         if any(t.requires_grad for t in output_tensors(node)) or (node.op == "get_attr" and _is_parameter(node)):
             continue
-        if all(ref.node in found for ref in tensor_inputs(node)):
-            found.add(node)
-    found -= {node for node in found if node.op != "get_attr" and _bytes(node) > LARGE and entry(node) is not None}
-    return found - {node for node in found if node.target in _FILLINGS and found.isdisjoint(node.users)}
+        if all(ref.node in constant for ref in tensor_inputs(node)):
+            constant.add(node)
+    constant -= {
+        node for node in constant if node.op != "get_attr" and _bytes(node) > LARGE and entry(node) is not None
+    }
+    return constant - {node for node in constant if node.target in _FILLINGS and constant.isdisjoint(node.users)}
 
 
 def _bytes(node: fx.Node) -> int:

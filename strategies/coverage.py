@@ -40,7 +40,7 @@ def coverage(graph: fx.Graph, mesh_shape: Sequence[int]) -> dict[fx.Node, Covera
         if node.op == "placeholder" and isinstance(node.meta.get(VAL), torch.Tensor):
             dims = range(node.meta[VAL].dim())
             spots[TensorRef(node, 0)] = {Spot(dim, 1): "sequence" if dim else "batch" for dim in dims}
-    found: dict[fx.Node, Coverage] = {}
+    covered: dict[fx.Node, Coverage] = {}
     for node, (op, tensors) in members.items():
         assert isinstance(op, RuledOp)
         bound = op.bound
@@ -48,15 +48,15 @@ def coverage(graph: fx.Graph, mesh_shape: Sequence[int]) -> dict[fx.Node, Covera
         for position in positions[node]:
             kind: Kind = "inner"
             for t, ref in enumerate(tensors[: bound.inputs]):
-                for spot, known in spots.get(ref, {}).items():
+                for spot, kind_of_spot in spots.get(ref, {}).items():
                     if position_at(bound, t, spot) == position and kind != "batch":
-                        kind = known
+                        kind = kind_of_spot
             kinds.add(kind)
-            for ref, lies in zip(tensors[bound.inputs :], bound.spots[bound.inputs :], strict=True):
-                spot_of = lies[position.factor]
+            for ref, spots_of_output in zip(tensors[bound.inputs :], bound.spots[bound.inputs :], strict=True):
+                spot_of = spots_of_output[position.factor]
                 if spot_of is not None and kind != "inner":
                     spots.setdefault(ref, {})[Spot(spot_of.dim, spot_of.outer * position.outer)] = kind
         source: Source = "rule" if bound_rule_or_none(node) is not None else "discovered"
-        found[node] = Coverage(source, frozenset(kinds))
-    found.update(dict.fromkeys(unruled(graph, constants(graph), members), Coverage("none", frozenset())))
-    return found
+        covered[node] = Coverage(source, frozenset(kinds))
+    covered.update(dict.fromkeys(unruled(graph, constants(graph), members), Coverage("none", frozenset())))
+    return covered

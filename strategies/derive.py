@@ -16,7 +16,7 @@ from autopar.strategies.constant import constants
 from autopar.strategies.members import Member, RuledOp, each_op
 from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
 from autopar.strategies.outputs import choices
-from autopar.strategies.passing import alike, worth_passing
+from autopar.strategies.passing import same_for_equal_ops, worth_passing
 from autopar.strategies.positions import useful_positions
 from autopar.strategies.ragged import ragged
 from autopar.strategies.ruled import Rules
@@ -39,15 +39,15 @@ def strategies_for(
     """
     derivation = _Derivation(graph, tuple(mesh_shape), inputs, repeats)
     ruled = derivation.of_ops()
-    found: dict[fx.Node, Strategies] = {}
+    strategies: dict[fx.Node, Strategies] = {}
     for node in graph.nodes:
         if node in ruled:
-            found[node] = ruled[node]
+            strategies[node] = ruled[node]
         elif node.op == "output":
-            found[node] = derivation.of_output(node, found)
+            strategies[node] = derivation.of_output(node, strategies)
         elif output_tensors(node) and not is_getitem(node):
-            found[node] = derivation.of_end(node)
-    return split_states(graph, found, mesh_shape) if inputs == "local" else found
+            strategies[node] = derivation.of_end(node)
+    return split_states(graph, strategies, mesh_shape) if inputs == "local" else strategies
 
 
 class _Derivation:
@@ -68,26 +68,26 @@ class _Derivation:
     def of_ops(self) -> dict[fx.Node, Strategies]:
         """The strategies of all nodes that have a rule, those inside blocks included."""
         members, positions = self._members, self._positions
-        passing = alike(worth_passing(members, positions, self._parameters), members, positions)
+        passing = same_for_equal_ops(worth_passing(members, positions, self._parameters), members, positions)
         of_op: dict[Hashable, Strategies] = {}
         of_member: dict[Hashable, list[Strategies]] = {}  # an entry for each node of the member
-        found: dict[fx.Node, Strategies] = {}
+        strategies: dict[fx.Node, Strategies] = {}
         for node, (shared, _) in members.items():
             member = (shared, positions[node], passing[node], self._uneven.factors[node])
             if member not in of_member:
                 ops = list(each_op(*member))
                 for op in ops:
                     if op not in of_op:
-                        one, places, passes, uneven = op
-                        of_op[op] = _of_op(one, places, passes, uneven, self._mesh_shape)
+                        ruled_op, places, passes, uneven = op
+                        of_op[op] = _of_op(ruled_op, places, passes, uneven, self._mesh_shape)
                 of_member[member] = [of_op[op] for op in ops]
-            found.update(zip(self._every.nodes(node), of_member[member], strict=True))
-        return found
+            strategies.update(zip(self._every.nodes(node), of_member[member], strict=True))
+        return strategies
 
-    def of_output(self, node: fx.Node, found: Mapping[fx.Node, Strategies]) -> Strategies:
+    def of_output(self, node: fx.Node, strategies: Mapping[fx.Node, Strategies]) -> Strategies:
         """The strategies of the output node: the layouts in which the returned tensors' producers can leave them."""
         refs = tensor_inputs(node)
-        dims = [sorted(_sharded_dims(found[ref.node], ref.index)) for ref in refs]
+        dims = [sorted(_sharded_dims(strategies[ref.node], ref.index)) for ref in refs]
         ways = choices(refs, dims, self._members, self._positions)
         shapes = [tuple(tensor_of(ref).shape) for ref in refs]
         uneven = [self._uneven.dims.get(ref, frozenset()) for ref in refs]
@@ -95,12 +95,12 @@ class _Derivation:
 
     def of_end(self, node: fx.Node) -> Strategies:
         """The strategies of a parameter, an input, or an op without a rule."""
-        given = "global" if STATE in node.meta or node.meta.get(ROWS) == -1 else self._inputs
+        inputs = "global" if STATE in node.meta or node.meta.get(ROWS) == -1 else self._inputs
         is_constant, uneven = node in self._constant, self._uneven.dims.get(TensorRef(node, 0), frozenset())
         outputs = tuple(TensorFact.of(t) for t in output_tensors(node))
-        key = (node.op, given, is_constant, outputs, _facts(node), uneven)
+        key = (node.op, inputs, is_constant, outputs, _facts(node), uneven)
         if key not in self._ends:
-            self._ends[key] = _of_end(node, is_constant, self._mesh_shape, given, uneven)
+            self._ends[key] = _of_end(node, is_constant, self._mesh_shape, inputs, uneven)
         return self._ends[key]
 
 
@@ -140,7 +140,7 @@ def _of_end(
     if node.op == "get_attr" and not constant:
         return ends.stored(tuple(outputs[0].shape), mesh_shape, uneven)
     if node.op == "placeholder":
-        return ends.given(tuple(outputs[0].shape), mesh_shape, inputs)
+        return ends.placeholder(tuple(outputs[0].shape), mesh_shape, inputs)
     return ends.replicated(len(tensor_inputs(node)), len(outputs), len(mesh_shape))
 
 

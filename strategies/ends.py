@@ -25,7 +25,7 @@ def stored(shape: Shape, mesh_shape: Mesh, ragged: Container[int] = ()) -> tuple
     return _one_output(_plain_layouts(shape, range(len(shape)), mesh_shape, ragged))
 
 
-def given(shape: Shape, mesh_shape: Mesh, inputs: str, dim: int = 0) -> tuple[Strategy, ...]:
+def placeholder(shape: Shape, mesh_shape: Mesh, inputs: str, dim: int = 0) -> tuple[Strategy, ...]:
     """A placeholder: the same on every rank ("global"), or each rank has its part of `dim`, in rank order ("local").
 
     Scalars and tensors with one row cannot be cut: they are the same on every rank in either case.
@@ -61,15 +61,15 @@ def returned(
 
     `ragged`: for each tensor the dims that may be cut into unequal pieces.
     """
-    found: dict[tuple[Layout, ...], Strategy] = {}
+    by_layouts: dict[tuple[Layout, ...], Strategy] = {}
     uneven = [frozenset(dims) for dims in ragged] or [frozenset[int]()] * len(shapes)
     fitted = cache(partial(_fitted, mesh_shape=mesh_shape))  # many equal tensors: every layer's keys and values
     for choice in itertools.product(*(choices if n > 1 else choices[:1] for n in mesh_shape)):
         tensors = zip(shapes, zip(*choice, strict=True), uneven, strict=True)
         layouts = tuple(fitted(shape, dims, ragged=marked) for shape, dims, marked in tensors)
         names = tuple(" ".join(f"dim{d}" for d in sorted({*c} - {-1})) for c in choice)
-        found.setdefault(layouts, Strategy(layouts, (), names))
-    return tuple(found.values())
+        by_layouts.setdefault(layouts, Strategy(layouts, (), names))
+    return tuple(by_layouts.values())
 
 
 def _fitted(shape: Shape, choice: Sequence[int], mesh_shape: Mesh, ragged: Container[int] = ()) -> Layout:

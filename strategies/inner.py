@@ -40,16 +40,16 @@ def _cross_entropy(
     mean = any(f.name != "v" and f.note.local for f in bound.factors)
     counts, width = mean and not target.floating, _wide(logits)
     rows = _rows(logits, classes, layouts[0], mesh_shape)
-    found = []
+    collectives = []
     for axis, placement in enumerate(layouts[0].placements):
         splits_classes = placement.is_sharded and placement.dim == classes
         if splits_classes and summed:
             numbers = 3 if weight or target.floating else 2
-            found.append(InnerCollective("all_reduce", axis, rows * width, 0))
-            found.append(InnerCollective("all_reduce", axis, numbers * rows * width, 0))
+            collectives.append(InnerCollective("all_reduce", axis, rows * width, 0))
+            collectives.append(InnerCollective("all_reduce", axis, numbers * rows * width, 0))
         if counts and placement.is_sharded and (weight or not splits_classes):
-            found.append(InnerCollective("all_reduce", axis, width, 0))
-    return tuple(found)
+            collectives.append(InnerCollective("all_reduce", axis, width, 0))
+    return tuple(collectives)
 
 
 def _log_softmax(
@@ -61,18 +61,20 @@ def _log_softmax(
     rows = _rows(facts[0], dim, layouts[0], mesh_shape) * max(_wide(facts[0]), facts[-1].item_bytes)
     back = rows if facts[0].grad else 0
     axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded and p.dim == dim]
-    return tuple(InnerCollective("all_reduce", axis, rows, given) for axis in axes for given in (0, back))
+    return tuple(
+        InnerCollective("all_reduce", axis, rows, backward_bytes) for axis in axes for backward_bytes in (0, back)
+    )
 
 
 def _extremum(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
     """Axes that split a reduced dim reduce the extremum, and in backward the number of elements that equal it."""
-    given, result = facts[0], facts[-1]
+    operand, result = facts[0], facts[-1]
     numbers = math.prod(layouts[-1].local_shape(result.shape, mesh_shape))
-    back = numbers * _wide(result) if given.grad else 0
-    both = zip(layouts[0].placements, layouts[-1].placements, strict=True)
-    axes = [axis for axis, (p, out) in enumerate(both) if p.is_sharded and not out.is_sharded]
+    back = numbers * _wide(result) if operand.grad else 0
+    placements = zip(layouts[0].placements, layouts[-1].placements, strict=True)
+    axes = [axis for axis, (p, out) in enumerate(placements) if p.is_sharded and not out.is_sharded]
     sizes = ((numbers * result.item_bytes, 0), (0, back))
     return tuple(InnerCollective("all_reduce", axis, *size) for axis in axes for size in sizes)
 
@@ -89,10 +91,10 @@ def _batch_norm(
     """Axes that split the batch reduce two moments of each channel in float64, and in backward two sums of each."""
     channels = layouts[0].local_shape(facts[0].shape, mesh_shape)[1]
     axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded and p.dim != 1]
-    found = [InnerCollective("all_reduce", axis, 2 * 8 * channels, 0) for axis in axes]
+    collectives = [InnerCollective("all_reduce", axis, 2 * 8 * channels, 0) for axis in axes]
     if facts[0].grad:
-        found += [InnerCollective("all_reduce", axis, 0, 2 * _wide(facts[0]) * channels) for axis in axes]
-    return tuple(found)
+        collectives += [InnerCollective("all_reduce", axis, 0, 2 * _wide(facts[0]) * channels) for axis in axes]
+    return tuple(collectives)
 
 
 def _instance_norm(
@@ -113,20 +115,20 @@ def _exchanged(
     opposite way. Over several axes, all this is done for one axis after another.
     """
     hidden, index, weights = facts[:3]
-    both = zip(layouts[0].placements, layouts[3].placements, strict=True)
-    axes = [axis for axis, (tokens, experts) in enumerate(both) if tokens.is_sharded and experts.is_sharded]
+    placements = zip(layouts[0].placements, layouts[3].placements, strict=True)
+    axes = [axis for axis, (tokens, experts) in enumerate(placements) if tokens.is_sharded and experts.is_sharded]
     routes = math.prod(layouts[1].local_shape(index.shape, mesh_shape))
     rows, weight = routes * hidden.shape[1] * hidden.item_bytes, routes * weights.item_bytes
-    found: list[InnerCollective] = []
+    collectives: list[InnerCollective] = []
     for axis in axes:
-        found += (
+        collectives += (
             InnerCollective("all_to_all", axis, 8 * mesh_shape[axis], 0),
             InnerCollective("all_to_all", axis, 8 * routes, 0),
             InnerCollective("all_to_all", axis, weight, weight if weights.grad else 0),
             InnerCollective("all_to_all", axis, rows, rows if hidden.grad else 0),
             InnerCollective("all_to_all", axis, rows, rows if any(f.grad for f in facts) else 0),
         )
-    return tuple(found)
+    return tuple(collectives)
 
 
 def _routed(
@@ -146,14 +148,14 @@ def _swapped(
     query, result, dim = facts[0], facts[-1], 2
     local = layouts[0].local_shape(query.shape, mesh_shape)
     half = math.prod(local) // local[dim] * (local[dim] // 2) * query.item_bytes
-    found = []
+    collectives = []
     for axis, (placement, n) in enumerate(zip(layouts[0].placements, mesh_shape, strict=True)):
         if half and n > 1 and placement.is_sharded and placement.dim == dim:
             # Priced as an all-to-all among all n ranks, which sends (n - 1) / n of the bytes that it is handed.
-            one, three = (-(-halves * half * n // (n - 1)) for halves in (1, 3))
-            back = (three, one) if result.grad else (0, 0)
-            found += [InnerCollective("all_to_all", axis, one, given) for given in back]
-    return tuple(found)
+            single, triple = (-(-halves * half * n // (n - 1)) for halves in (1, 3))
+            back = (triple, single) if result.grad else (0, 0)
+            collectives += [InnerCollective("all_to_all", axis, single, backward_bytes) for backward_bytes in back]
+    return tuple(collectives)
 
 
 def _wide(fact: TensorFact) -> int:

@@ -56,20 +56,20 @@ class Member(NamedTuple):
     tensors: tuple[TensorRef, ...]
 
 
-def each_op(op: RuledOp | RuledBlock, *found: Any) -> Iterable[tuple[Any, ...]]:
-    """The op, or every op of the block, each with its own entry of the results in `found`."""
+def each_op(op: RuledOp | RuledBlock, *results: Any) -> Iterable[tuple[Any, ...]]:
+    """The op, or every op of the block, each with its own entry of the `results`."""
     if isinstance(op, RuledBlock):
-        return zip((member.op for member in op.members.values()), *found, strict=True)
-    return [(op, *found)]
+        return zip((member.op for member in op.members.values()), *results, strict=True)
+    return [(op, *results)]
 
 
 def touching_nodes(members: Mapping[fx.Node, Member]) -> dict[TensorRef, list[fx.Node]]:
     """The nodes that read or make each tensor."""
-    found: dict[TensorRef, list[fx.Node]] = {}
+    touching: dict[TensorRef, list[fx.Node]] = {}
     for node, member in members.items():
         for ref in dict.fromkeys(member.tensors):
-            found.setdefault(ref, []).append(node)
-    return found
+            touching.setdefault(ref, []).append(node)
+    return touching
 
 
 class Flow:
@@ -83,52 +83,52 @@ class Flow:
         self._same: dict[Set, Set] = {}
         self._through: dict[tuple[object, ...], tuple[Any, tuple[Set, ...]]] = {}
 
-    def same(self, some: Set) -> Set:
+    def interned(self, spots: Set) -> Set:
         """The canonical object of a set (interning), so that equal sets can be compared by `is`."""
-        return self._same.setdefault(some, some)
+        return self._same.setdefault(spots, spots)
 
     def settle(
         self,
         members: Mapping[fx.Node, Member],
         touching: Mapping[TensorRef, Iterable[fx.Node]],
         sets: dict[TensorRef, Set],
-        given: Mapping[fx.Node, Any],
+        extra: Mapping[fx.Node, Any],
     ) -> dict[fx.Node, Any]:
         """Run to the fixpoint and return the result for each member. `sets` has the initial set of every tensor and is
-        updated in place to the final one; `given` is additional input for some members."""
-        found: dict[fx.Node, Any] = {}
+        updated in place to the final one; `extra` is additional input for some members."""
+        results: dict[fx.Node, Any] = {}
         queue = deque(members)
         waiting = set(queue)
         while queue:
             node = queue.popleft()
             waiting.discard(node)
             op, tensors = members[node]
-            known = tuple(map(sets.__getitem__, tensors))
-            found[node], after = self._at(op, known, given.get(node))
-            for ref, before, now in zip(tensors, known, after, strict=True):
-                if now is not before:
-                    sets[ref] = self.same(sets[ref] | now)
+            current = tuple(map(sets.__getitem__, tensors))
+            results[node], after = self._at(op, current, extra.get(node))
+            for ref, before, updated in zip(tensors, current, after, strict=True):
+                if updated is not before:
+                    sets[ref] = self.interned(sets[ref] | updated)
                     for other in touching[ref]:
                         if other not in waiting:
                             waiting.add(other)
                             queue.append(other)
-        return found
+        return results
 
-    def _at(self, op: RuledOp | RuledBlock, known: tuple[Set, ...], given: Any) -> tuple[Any, tuple[Set, ...]]:
-        key = op, known, given
-        found = self._through.get(key)
-        if found is None:
+    def _at(self, op: RuledOp | RuledBlock, current: tuple[Set, ...], extra: Any) -> tuple[Any, tuple[Set, ...]]:
+        key = op, current, extra
+        result = self._through.get(key)
+        if result is None:
             through = self._block if isinstance(op, RuledBlock) else self.through
-            found = self._through[key] = through(op, known, given)  # type: ignore[arg-type]  # of its own kind
-        return found
+            result = self._through[key] = through(op, current, extra)  # type: ignore[arg-type]  # of its own kind
+        return result
 
-    def _block(self, block: RuledBlock, known: tuple[Set, ...], given: Any) -> tuple[Any, tuple[Set, ...]]:
-        sets = dict.fromkeys(block.touching, self.same(frozenset()))
-        sets.update(zip(block.outer, known, strict=True))
-        told = dict(zip(block.members, given, strict=True)) if given is not None else {}
-        found = self.settle(block.members, block.touching, sets, told)
-        return tuple(found[node] for node in block.members), tuple(sets[ref] for ref in block.outer)
+    def _block(self, block: RuledBlock, current: tuple[Set, ...], extra: Any) -> tuple[Any, tuple[Set, ...]]:
+        sets = dict.fromkeys(block.touching, self.interned(frozenset()))
+        sets.update(zip(block.outer, current, strict=True))
+        extra_of = dict(zip(block.members, extra, strict=True)) if extra is not None else {}
+        results = self.settle(block.members, block.touching, sets, extra_of)
+        return tuple(results[node] for node in block.members), tuple(sets[ref] for ref in block.outer)
 
-    def through(self, op: RuledOp, known: tuple[Set, ...], given: Any) -> tuple[Any, tuple[Set, ...]]:
+    def through(self, op: RuledOp, current: tuple[Set, ...], extra: Any) -> tuple[Any, tuple[Set, ...]]:
         """The transfer function: from the sets of an op's tensors, the result for the op and the new sets."""
         raise NotImplementedError

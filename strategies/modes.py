@@ -75,9 +75,9 @@ class Passing(NamedTuple):
 def everything_passes(bound: Bound, facts: Sequence[TensorFact]) -> Passing:
     """Everything that the rule allows to pass."""
     words = bound.operation.words
-    wanted = any(_wanted(bound, facts))
+    any_gradient = any(_computes_gradient(bound, facts))
     groups = linear_groups(bound, facts)
-    return Passing(groups, wanted and bool(words & {"linear", "affine"} or bound.operation.operands))
+    return Passing(groups, any_gradient and bool(words & {"linear", "affine"} or bound.operation.operands))
 
 
 def linear_groups(bound: Bound, facts: Sequence[TensorFact]) -> tuple[tuple[int, ...], ...]:
@@ -89,7 +89,7 @@ def linear_groups(bound: Bound, facts: Sequence[TensorFact]) -> tuple[tuple[int,
     return tuple(g for g in [*groups, *note.operands] if all(facts[i].floating for i in g))
 
 
-def _wanted(bound: Bound, facts: Sequence[TensorFact]) -> list[bool]:
+def _computes_gradient(bound: Bound, facts: Sequence[TensorFact]) -> list[bool]:
     """For each input whether backward computes a gradient for it."""
     flows = any(f.grad for f in facts[bound.inputs :])
     return [f.grad and flows for f in facts[: bound.inputs]]
@@ -99,20 +99,20 @@ def axis_modes(
     bound: Bound, facts: Sequence[TensorFact], positions: Iterable[Position], passing: Passing
 ) -> list[Mode]:
     """All modes of one axis, replicated first. Whether a digit fits an axis of some size is checked by `combine`."""
-    wanted, outputs = _wanted(bound, facts), facts[bound.inputs :]
+    with_gradient, outputs = _computes_gradient(bound, facts), facts[bound.inputs :]
     modes = [Mode("", (R,) * len(facts))]
     if passing.gradient:
-        placements = [R_PLUS if w else R for w in wanted] + [R_PLUS if o.grad else R for o in outputs]
+        placements = [R_PLUS if w else R for w in with_gradient] + [R_PLUS if o.grad else R for o in outputs]
         modes.append(Mode("R+", tuple(placements)))
     for group in passing.groups:
-        through = [P if i in group else R_PLUS if w else R for i, w in enumerate(wanted)]
+        through = [P if i in group else R_PLUS if w else R for i, w in enumerate(with_gradient)]
         modes.append(Mode("P", (*through, *[P] * len(outputs))))
     positions = [position for position in positions if not _shares_gradient(bound, position, facts)]
-    modes += [_split(bound, position, wanted) for position in positions]
+    modes += [_split(bound, position, with_gradient) for position in positions]
     for note in bound.rule.notes:
         if note.pair:
             pair = [p for p in positions if p.outer == 1 and bound.factors[p.factor].name in note.pair]
-            modes += [_split_at_once(bound, pair, note, wanted)] if len(pair) == len(note.pair) else []
+            modes += [_split_at_once(bound, pair, note, with_gradient)] if len(pair) == len(note.pair) else []
     return modes
 
 
@@ -128,7 +128,7 @@ def _shares_gradient(bound: Bound, position: Position, facts: Sequence[TensorFac
     return any(fact.grad for spots, fact in outputs if spots[position.factor] is None)
 
 
-def _split(bound: Bound, position: Position, wanted: Sequence[bool]) -> Mode:
+def _split(bound: Bound, position: Position, with_gradient: Sequence[bool]) -> Mode:
     """The mode in which one axis splits one position."""
     factor = bound.factors[position.factor]
     without = R if "whole" in factor.note.words else _partial(factor.note.join)
@@ -138,7 +138,7 @@ def _split(bound: Bound, position: Position, wanted: Sequence[bool]) -> Mode:
         if spot is not None:
             placements.append(shard(spot.dim, spot.outer * position.outer))
         elif t < bound.inputs:
-            placements.append(R_PLUS if wanted[t] else R)
+            placements.append(R_PLUS if with_gradient[t] else R)
         else:
             placements.append(without)
     name = factor.name if position.outer == 1 else f"{factor.name}@{position.outer}"
@@ -147,7 +147,7 @@ def _split(bound: Bound, position: Position, wanted: Sequence[bool]) -> Mode:
     return Mode(name, tuple(placements), (position,), factor.note.local, work, idle="idle" in words)
 
 
-def _split_at_once(bound: Bound, pair: Sequence[Position], note: Note, wanted: Sequence[bool]) -> Mode:
+def _split_at_once(bound: Bound, pair: Sequence[Position], note: Note, with_gradient: Sequence[bool]) -> Mode:
     """The mode in which one axis splits two factors. Outputs are not partial; a tensor with neither factor is whole."""
     placements = []
     for t, spots in enumerate(bound.spots):
@@ -155,7 +155,7 @@ def _split_at_once(bound: Bound, pair: Sequence[Position], note: Note, wanted: S
         if spot is not None:
             placements.append(shard(spot.dim, spot.outer))
         else:
-            placements.append(R_PLUS if t < bound.inputs and wanted[t] else R)
+            placements.append(R_PLUS if t < bound.inputs and with_gradient[t] else R)
     return Mode(note.factor, tuple(placements), tuple(pair), note.local)
 
 
@@ -181,7 +181,7 @@ def combine(
 
     `ragged`: the factors that may be cut into unequal pieces.
     """
-    found: dict[tuple[Layout, ...], Strategy] = {}
+    by_layouts: dict[tuple[Layout, ...], Strategy] = {}
     fitting = [[m for m in modes if _fits(bound, (m,), (n,), ragged)] if n > 1 else modes[:1] for n in mesh_shape]
     for choice in itertools.product(*fitting):
         if not _fits(bound, choice, mesh_shape, ragged):
@@ -191,24 +191,26 @@ def combine(
             continue
         work = _work(bound, choice, mesh_shape)
         for layouts in _nestings(bound, facts, choice, mesh_shape):
-            known = found.get(layouts)
-            if known is None or work < known.work:
+            before = by_layouts.get(layouts)
+            if before is None or work < before.work:
                 inner = inner_collectives(local, bound, facts, layouts, mesh_shape) if local else ()
                 names = tuple(m.name for m in choice)
-                found[layouts] = Strategy(layouts[: bound.inputs], layouts[bound.inputs :], names, local, work, inner)
-    return tuple(found.values())
+                by_layouts[layouts] = Strategy(
+                    layouts[: bound.inputs], layouts[bound.inputs :], names, local, work, inner
+                )
+    return tuple(by_layouts.values())
 
 
 def _work(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> float:
     """The part of the op's work that the device with the most does: it has the longest of unequal pieces."""
     work, most = 1.0, 1.0
-    left = [factor.size for factor in bound.factors]
+    remaining = [factor.size for factor in bound.factors]
     for mode, n in zip(choice, mesh_shape, strict=True):
         share = 1 / n
         for factor, outer in mode.positions:
             if outer == 1:
-                longest = -(-left[factor] // n)
-                share, left[factor] = max(share, longest / left[factor]), longest
+                longest = -(-remaining[factor] // n)
+                share, remaining[factor] = max(share, longest / remaining[factor]), longest
         if mode.positions and n > 1 and not mode.idle:
             work, most = work * share, max(most, mode.work)
     return min(1.0, most * work)
@@ -259,18 +261,18 @@ def _nested(
     bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int], order: Iterable[int]
 ) -> tuple[Layout, ...]:
     """One layout for each tensor; of the axes that split the same position, the first in `order` is outermost."""
-    taken: dict[Position, int] = {}
+    parts_before: dict[Position, int] = {}
     columns: list[tuple[Placement, ...]] = [()] * len(mesh_shape)
     for axis in order:
         mode, n = choice[axis], mesh_shape[axis]
         placements = mode.placements
         for position in mode.positions:
-            before = taken.get(position, 1)
-            taken[position] = before * n
+            before = parts_before.get(position, 1)
+            parts_before[position] = before * n
             if before > 1:
                 holds = [spots[position.factor] is not None for spots in bound.spots]
                 pairs = zip(placements, holds, strict=True)
-                placements = tuple(shard(p.dim, p.outer * before) if held else p for p, held in pairs)
+                placements = tuple(shard(p.dim, p.outer * before) if has_factor else p for p, has_factor in pairs)
         columns[axis] = placements
     return tuple(map(_layout, zip(*columns, strict=True)))
 

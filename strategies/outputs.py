@@ -43,28 +43,28 @@ def choices(
         for dim in useful:
             holders.setdefault(_root(index, Place(ref, dim, 1)), {}).setdefault(t, dim)
     packed: list[dict[int, int]] = []
-    for held in sorted(holders.values(), key=len, reverse=True):
-        room = next((pack for pack in packed if not pack.keys() & held.keys()), None)
+    for dim_of_tensor in sorted(holders.values(), key=len, reverse=True):
+        room = next((pack for pack in packed if not pack.keys() & dim_of_tensor.keys()), None)
         if room is None:
-            packed.append(dict(held))
+            packed.append(dict(dim_of_tensor))
         else:
-            room.update(held)
+            room.update(dim_of_tensor)
     return [(-1,) * len(tensors), *(tuple(pack.get(t, -1) for t in range(len(tensors))) for pack in packed)]
 
 
 def _indices(members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Any]) -> dict[Place, Place]:
     """A union-find forest over places: places in one tree are the same index."""
     parent: dict[Place, Place] = {}
-    lies: dict[tuple[object, ...], list[list[tuple[int, int, int]]]] = {}
+    places_of_op: dict[tuple[object, ...], list[list[tuple[int, int, int]]]] = {}
     for node, (op, tensors) in members.items():
         key = op, positions[node]
-        if key not in lies:
-            lies[key] = (
+        if key not in places_of_op:
+            places_of_op[key] = (
                 _where_outside(op, positions[node])
                 if isinstance(op, RuledBlock)
-                else [_where(op.bound, position) for position in positions[node]]
+                else [_spots_of(op.bound, position) for position in positions[node]]
             )
-        for places in lies[key]:
+        for places in places_of_op[key]:
             first: Place | None = None
             for t, dim, outer in places:
                 root = _root(parent, Place(tensors[t], dim, outer))
@@ -76,20 +76,20 @@ def _indices(members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Any]
 
 
 def _where_outside(block: RuledBlock, positions: Sequence[Any]) -> list[list[tuple[int, int, int]]]:
-    """Where each index of a block lies in the block's outer tensors, in the form that `_where` returns for one
+    """Where each index of a block lies in the block's outer tensors, in the form that `_spots_of` returns for one
     digit."""
     index = _indices(block.members, dict(zip(block.members, positions, strict=True)))
     number = {ref: t for t, ref in enumerate(block.outer)}
-    found: dict[Place, list[tuple[int, int, int]]] = {}
+    places_of_root: dict[Place, list[tuple[int, int, int]]] = {}
     for place in dict.fromkeys([*index, *index.values()]):
         if place.tensor in number:
-            found.setdefault(_root(index, place), []).append((number[place.tensor], place.dim, place.outer))
-    return list(found.values())
+            places_of_root.setdefault(_root(index, place), []).append((number[place.tensor], place.dim, place.outer))
+    return list(places_of_root.values())
 
 
-def _where(bound: Bound, position: Position) -> list[tuple[int, int, int]]:
+def _spots_of(bound: Bound, position: Position) -> list[tuple[int, int, int]]:
     """Where a digit lies in each tensor that has it: the tensor's number, the dim, and the digit's `outer` in it."""
-    spots = [(t, some[position.factor]) for t, some in enumerate(bound.spots)]
+    spots = [(t, spots_of_factors[position.factor]) for t, spots_of_factors in enumerate(bound.spots)]
     return [(t, spot.dim, spot.outer * position.outer) for t, spot in spots if spot is not None]
 
 

@@ -55,28 +55,28 @@ class Origins:
     def __init__(self, ways: Mapping[RuledOp, Ways]) -> None:
         self.ways = ways
         self._makes: dict[tuple[RuledOp, tuple[Position, ...]], list[bool]] = {}  # a flag for each output
-        self._told: dict[tuple[object, ...], Reach] = {}
+        self._cache: dict[tuple[object, ...], Reach] = {}
 
     def of(
         self,
         members: Mapping[fx.Node, Member],
         positions: Mapping[fx.Node, Any],
-        given: Mapping[TensorRef, frozenset[Hashable]] | None = None,
+        outside: Mapping[TensorRef, frozenset[Hashable]] | None = None,
     ) -> Reach:
-        """The origins of all tensors; `given` has those of tensors that are made outside `members`."""
-        found, inside = dict(given or {}), {}
+        """The origins of all tensors; `outside` has those of tensors that are made outside `members`."""
+        origins, inside = dict(outside or {}), {}
         for node, (op, tensors) in members.items():
             if isinstance(op, RuledBlock):
-                inside[node] = self._through(node, op, tensors, positions[node], found)
+                inside[node] = self._through(node, op, tensors, positions[node], origins)
                 continue
             arriving = _NONE
             for group in self.ways[op].possible:
-                arriving = arriving.union(*(found.get(tensors[i], _NONE) for i in group))
+                arriving = arriving.union(*(origins.get(tensors[i], _NONE) for i in group))
             for ref, own in zip(tensors[op.bound.inputs :], self._makes_partial(op, positions[node]), strict=True):
                 origin = arriving | {node} if own else arriving
                 if origin:
-                    found[ref] = origin if len(origin) <= _MOST_ORIGINS else frozenset({node})
-        return Reach(found, inside)
+                    origins[ref] = origin if len(origin) <= _MOST_ORIGINS else frozenset({node})
+        return Reach(origins, inside)
 
     def _through(
         self,
@@ -84,23 +84,23 @@ class Origins:
         block: RuledBlock,
         tensors: Sequence[TensorRef],
         positions: Sequence[Any],
-        found: dict[TensorRef, frozenset[Hashable]],
+        origins: dict[TensorRef, frozenset[Hashable]],
     ) -> Reach:
-        """Add the origins of a block's outer tensors to `found`. The origins that enter are numbered first, so that the
-        cached result does not depend on their names; `node` stands for the block in the names of its own ops."""
-        known = [found.get(ref, _NONE) for ref in tensors]
-        arriving = _in_order(known)
+        """Add the origins of a block's outer tensors to `origins`. The origins that enter are numbered first, so that
+        the cached result does not depend on their names; `node` stands for the block in the names of its own ops."""
+        entering = [origins.get(ref, _NONE) for ref in tensors]
+        arriving = _in_order(entering)
         number = {origin: k for k, origin in enumerate(arriving)}
-        numbered = tuple(frozenset(number[origin] for origin in some) for some in known)
+        numbered = tuple(frozenset(number[origin] for origin in numbers) for numbers in entering)
         key = block, positions, numbered
-        if key not in self._told:
-            given = {ref: some for ref, some in zip(block.outer, numbered, strict=True) if some}
-            self._told[key] = self.of(block.members, dict(zip(block.members, positions, strict=True)), given)
-        reach = self._told[key]
+        if key not in self._cache:
+            outside = {ref: numbers for ref, numbers in zip(block.outer, numbered, strict=True) if numbers}
+            self._cache[key] = self.of(block.members, dict(zip(block.members, positions, strict=True)), outside)
+        reach = self._cache[key]
         for ref, inner in zip(tensors, block.outer, strict=True):
             if inner in reach.origins:
                 names = (arriving[o] if isinstance(o, int) else (node, o) for o in reach.origins[inner])
-                found[ref] = frozenset(names)
+                origins[ref] = frozenset(names)
         return reach
 
     def _makes_partial(self, op: RuledOp, positions: tuple[Position, ...]) -> list[bool]:
@@ -111,12 +111,12 @@ class Origins:
         return self._makes[key]
 
 
-def _in_order(known: Sequence[frozenset[Hashable]]) -> list[Hashable]:
+def _in_order(entering: Sequence[frozenset[Hashable]]) -> list[Hashable]:
     """All origins in an order that depends only on which tensors they reach; origins that reach the same tensors are
     interchangeable, so their order among each other does not matter."""
     reached: dict[Hashable, list[int]] = {}
-    for i, some in enumerate(known):
-        for origin in some:
+    for i, origins in enumerate(entering):
+        for origin in origins:
             reached.setdefault(origin, []).append(i)
     return sorted(reached, key=reached.__getitem__)
 
@@ -132,7 +132,7 @@ class Values:
 
     def __init__(self, ways: Mapping[RuledOp, Ways]) -> None:
         self.ways = ways
-        self._told: dict[tuple[object, ...], tuple[tuple[Groups, ...], list[bool]]] = {}
+        self._cache: dict[tuple[object, ...], tuple[tuple[Groups, ...], list[bool]]] = {}
 
     def of(
         self,
@@ -143,11 +143,11 @@ class Values:
     ) -> dict[fx.Node, Any]:
         """`wanted`: the tensors that are worth having as partial values; this method adds to it. `alone`: whether
         exactly one node reads a tensor."""
-        kept: dict[fx.Node, Any] = {}
+        passing: dict[fx.Node, Any] = {}
         for node in reversed(list(members)):
             op, tensors = members[node]
             if isinstance(op, RuledBlock):
-                kept[node] = self._through(op, tensors, reach.inside[node], wanted)
+                passing[node] = self._through(op, tensors, reach.inside[node], wanted)
                 continue
             groups = []
             for group, smaller in self.ways[op].groups:
@@ -156,25 +156,25 @@ class Values:
                     continue
                 merges = len(arriving) > 1 and len({reach.origins[tensors[i]] for i in arriving}) > 1
                 single = {i for i in arriving if alone(tensors[i])}  # one with more readers is joined for those anyway
-                shrinks = any(less and i in single for i, less in zip(group, smaller, strict=True))
+                shrinks = any(is_smaller and i in single for i, is_smaller in zip(group, smaller, strict=True))
                 if merges or shrinks or (single and any(ref in wanted for ref in tensors[op.bound.inputs :])):
                     groups.append(group)
                     wanted.update(tensors[i] for i in arriving)
-            kept[node] = tuple(groups)
-        return kept
+            passing[node] = tuple(groups)
+        return passing
 
     def _through(
         self, block: RuledBlock, tensors: Sequence[TensorRef], reach: Reach, wanted: set[TensorRef]
     ) -> tuple[Groups, ...]:
         flags = tuple([ref in wanted for ref in tensors])
         key = block, reach, flags
-        if key not in self._told:
+        if key not in self._cache:
             inner = {ref for ref, flag in zip(block.outer, flags, strict=True) if flag}
-            kept = self.of(block.members, reach, inner, block.alone.__contains__)
-            self._told[key] = tuple(kept[node] for node in block.members), [ref in inner for ref in block.outer]
-        found, after = self._told[key]
+            passing = self.of(block.members, reach, inner, block.alone.__contains__)
+            self._cache[key] = tuple(passing[node] for node in block.members), [ref in inner for ref in block.outer]
+        groups, after = self._cache[key]
         wanted.update(ref for ref, flag in zip(tensors, after, strict=True) if flag)
-        return found
+        return groups
 
 
 class Gradients:
@@ -182,28 +182,28 @@ class Gradients:
 
     def __init__(self, ways: Mapping[RuledOp, Ways]) -> None:
         self.ways = ways
-        self._told: dict[tuple[object, ...], tuple[tuple[bool, ...], list[bool]]] = {}
+        self._cache: dict[tuple[object, ...], tuple[tuple[bool, ...], list[bool]]] = {}
 
     def of(self, members: Mapping[fx.Node, Member], leads: set[TensorRef]) -> dict[fx.Node, Any]:
         """`leads`: the tensors whose partial gradients lead to a gain further back; this method adds to it."""
-        kept: dict[fx.Node, Any] = {}
+        passing: dict[fx.Node, Any] = {}
         for node, (op, tensors) in members.items():
             if isinstance(op, RuledBlock):
-                kept[node] = self._through(op, tensors, leads)
+                passing[node] = self._through(op, tensors, leads)
                 continue
             gains = self.ways[op].gains
-            kept[node] = self.ways[op].gradient and (gains is None or all(tensors[i] in leads for i in gains))
-            if kept[node]:
+            passing[node] = self.ways[op].gradient and (gains is None or all(tensors[i] in leads for i in gains))
+            if passing[node]:
                 leads.update(tensors[op.bound.inputs :])
-        return kept
+        return passing
 
     def _through(self, block: RuledBlock, tensors: Sequence[TensorRef], leads: set[TensorRef]) -> tuple[bool, ...]:
         flags = tuple([ref in leads for ref in tensors])
         key = block, flags
-        if key not in self._told:
+        if key not in self._cache:
             inner = {ref for ref, flag in zip(block.outer, flags, strict=True) if flag}
-            kept = self.of(block.members, inner)
-            self._told[key] = tuple(kept[node] for node in block.members), [ref in inner for ref in block.outer]
-        found, after = self._told[key]
+            passing = self.of(block.members, inner)
+            self._cache[key] = tuple(passing[node] for node in block.members), [ref in inner for ref in block.outer]
+        passes, after = self._cache[key]
         leads.update(ref for ref, flag in zip(tensors, after, strict=True) if flag)
-        return found
+        return passes

@@ -44,7 +44,7 @@ def worth_passing(
 
     `parameters` are the stored tensors.
     """
-    every = (some for member in members.values() for (some,) in each_op(member.op))
+    every = (ruled_op for member in members.values() for (ruled_op,) in each_op(member.op))
     ways = {op: _ways(op) for op in dict.fromkeys(every)}
     reach = Origins(ways).of(members, positions)
     values = Values(ways).of(members, reach, set(), lambda ref: len(ref.node.users) == 1)
@@ -57,7 +57,7 @@ def worth_passing(
     }
 
 
-def alike(
+def same_for_equal_ops(
     passing: Mapping[fx.Node, Any], members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Any]
 ) -> dict[fx.Node, Any]:
     """Let everything that passes through one op pass through all equal ops (same `RuledOp` and positions).
@@ -65,20 +65,22 @@ def alike(
     Equal blocks can be solved as one only if their ops have the same strategies, but the first of them has other
     neighbours than the rest, so that other things may pass through it.
     """
-    found: dict[Hashable, Passing] = {}
-    for op, some, mine in dict.fromkeys((members[node].op, positions[node], passing[node]) for node in passing):
-        for one, places, own in each_op(op, some, mine):
-            before = found.get((one, places), Passing((), False))
+    merged: dict[Hashable, Passing] = {}
+    for op, positions_of_op, mine in dict.fromkeys(
+        (members[node].op, positions[node], passing[node]) for node in passing
+    ):
+        for each, places, own in each_op(op, positions_of_op, mine):
+            before = merged.get((each, places), Passing((), False))
             groups = before.groups + tuple(g for g in own.groups if g not in before.groups)
-            found[one, places] = Passing(groups, before.gradient or own.gradient)
+            merged[each, places] = Passing(groups, before.gradient or own.gradient)
     shared = {
-        (op, some): tuple(found[one, places] for one, places in each_op(op, some))
-        for op, some in dict.fromkeys((members[node].op, positions[node]) for node in passing)
+        (op, positions_of_op): tuple(merged[each, places] for each, places in each_op(op, positions_of_op))
+        for op, positions_of_op in dict.fromkeys((members[node].op, positions[node]) for node in passing)
     }
     return {
-        node: told if isinstance(members[node].op, RuledBlock) else told[0]
+        node: passing_of_op if isinstance(members[node].op, RuledBlock) else passing_of_op[0]
         for node in passing
-        for told in [shared[members[node].op, positions[node]]]
+        for passing_of_op in [shared[members[node].op, positions[node]]]
     }
 
 
@@ -86,14 +88,14 @@ def _ways(op: RuledOp) -> Ways:
     """What may pass through an op by its rule, and whether the op itself is a gain."""
     bound, sizes = op.bound, [_bytes(fact) for fact in op.facts]
     possible, contracted = everything_passes(bound, op.facts), _contracted(bound)
-    made = sum(sizes[bound.inputs :])
+    output_bytes = sum(sizes[bound.inputs :])
     groups = tuple(
-        (group, tuple(made < sizes[i] for i in group))
+        (group, tuple(output_bytes < sizes[i] for i in group))
         for group in possible.groups
         if contracted == 1 or all(_LOW_RANK * contracted <= _brought(bound, i) for i in group)
     )
     inputs = tuple(i for i in range(bound.inputs) if op.facts[i].grad)
-    grows = made > sum(sizes[i] for i in inputs)
+    grows = output_bytes > sum(sizes[i] for i in inputs)
     return Ways(possible.groups, groups, possible.gradient and contracted == 1, None if grows else inputs)
 
 

@@ -43,10 +43,10 @@ def useful_positions(
     """
     touching = touching_nodes(members)
     flow = _Candidates(mesh_shape)
-    spots: dict[TensorRef, Spots] = dict.fromkeys(touching, flow.same(frozenset()))
+    spots: dict[TensorRef, Spots] = dict.fromkeys(touching, flow.interned(frozenset()))
     for ref, shape in sources:
         if ref in spots:
-            spots[ref] = flow.same(frozenset((Spot(dim, 1), 0) for dim, length in enumerate(shape) if length > 1))
+            spots[ref] = flow.interned(frozenset((Spot(dim, 1), 0) for dim, length in enumerate(shape) if length > 1))
     return flow.settle(members, touching, spots, ragged)
 
 
@@ -58,20 +58,26 @@ class _Candidates(Flow):
         self.mesh_shape = mesh_shape
         self.moves = _MOVES if sum(n > 1 for n in mesh_shape) <= 2 else _ON_MANY
 
-    def through(self, op: RuledOp, known: tuple[Spots, ...], given: Any) -> tuple[Any, tuple[Spots, ...]]:
-        """The useful positions of an op, and its tensors' spots with these added; `given`: its ragged factors."""
-        bound, ragged = op.bound, given or frozenset()
+    def through(self, op: RuledOp, current: tuple[Spots, ...], extra: Any) -> tuple[Any, tuple[Spots, ...]]:
+        """The useful positions of an op, and its tensors' spots with these added; `extra`: its ragged factors."""
+        bound, ragged = op.bound, extra or frozenset()
         positions = {(Position(f, 1), 0) for f in range(len(bound.factors))} if op.anchor else set()
-        for t, some in enumerate(known):
-            for spot, moves in some:
+        for t, spots in enumerate(current):
+            for spot, moves in spots:
                 p = position_at(bound, t, spot)
-                if p is not None and (many := moves + _is_moved(bound, p)) <= self.moves:
-                    positions.add((p, many))
+                if p is not None and (total := moves + _is_moved(bound, p)) <= self.moves:
+                    positions.add((p, total))
         useful = [(p, moves) for p, moves in sorted(positions) if can_cut(bound, p, self.mesh_shape, ragged)]
         after = []
-        for t, before in enumerate(known):
-            lies = [(one, p.outer, moves) for p, moves in useful if (one := bound.spots[t][p.factor]) is not None]
-            after.append(self.same(before | {(Spot(s.dim, s.outer * outer), moves) for s, outer, moves in lies}))
+        for t, before in enumerate(current):
+            spots_moved = [
+                (spot_of_factor, p.outer, moves)
+                for p, moves in useful
+                if (spot_of_factor := bound.spots[t][p.factor]) is not None
+            ]
+            after.append(
+                self.interned(before | {(Spot(s.dim, s.outer * outer), moves) for s, outer, moves in spots_moved})
+            )
         return tuple(dict.fromkeys(p for p, _ in useful)), tuple(after)
 
 
@@ -84,9 +90,9 @@ def _is_moved(bound: Bound, position: Position) -> bool:
 
 def position_at(bound: Bound, tensor: int, spot: Spot) -> Position | None:
     """The position (factor, and `outer` within it) that a digit of tensor number `tensor` is for the op, if any."""
-    for f, lies in enumerate(bound.spots[tensor]):
-        if lies is not None and lies.dim == spot.dim and spot.outer % lies.outer == 0:
-            inner = spot.outer // lies.outer
+    for f, spot_of_factor in enumerate(bound.spots[tensor]):
+        if spot_of_factor is not None and spot_of_factor.dim == spot.dim and spot.outer % spot_of_factor.outer == 0:
+            inner = spot.outer // spot_of_factor.outer
             if inner < bound.factors[f].size and bound.factors[f].size % inner == 0:
                 return Position(f, inner)
     return None

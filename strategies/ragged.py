@@ -61,7 +61,7 @@ def ragged(members: Mapping[fx.Node, Member]) -> Ragged:
     rules of users and discovered ones were never tested on unequal pieces."""
     touching = touching_nodes(members)
     flow = _Leave()
-    dims = dict.fromkeys(touching, flow.same(frozenset()))
+    dims = dict.fromkeys(touching, flow.interned(frozenset()))
     return Ragged(flow.settle(members, touching, dims, {}), dims)
 
 
@@ -73,7 +73,7 @@ class _Leave(Flow):
         super().__init__()
         self._own: dict[RuledOp, tuple[frozenset[int], frozenset[int]]] = {}
 
-    def through(self, op: RuledOp, known: tuple[Set, ...], given: Any) -> tuple[Any, tuple[Set, ...]]:
+    def through(self, op: RuledOp, current: tuple[Set, ...], extra: Any) -> tuple[Any, tuple[Set, ...]]:
         """The factors that may be cut: those that the rule calls ragged, and local ones that some tensor's dims
         reach."""
         stated, travels = self._factors(op)
@@ -82,14 +82,17 @@ class _Leave(Flow):
             factor
             for factor in travels - stated
             if any(
-                (spot := some[factor]) is not None and spot.dim in dims for dims, some in zip(known, spots, strict=True)
+                (spot := spots_of[factor]) is not None and spot.dim in dims
+                for dims, spots_of in zip(current, spots, strict=True)
             )
         }
-        found = stated | reached
+        cuttable = stated | reached
         after = []
-        for dims, some in zip(known, spots, strict=True):
-            after.append(self.same(dims | {spot.dim for factor in found if (spot := some[factor]) is not None}))
-        return frozenset(found), tuple(after)
+        for dims, spots_of in zip(current, spots, strict=True):
+            after.append(
+                self.interned(dims | {spot.dim for factor in cuttable if (spot := spots_of[factor]) is not None})
+            )
+        return frozenset(cuttable), tuple(after)
 
     def _factors(self, op: RuledOp) -> tuple[frozenset[int], frozenset[int]]:
         """The factors that the rule calls ragged, and those on which the op is local."""

@@ -53,10 +53,10 @@ def register_rule(
     parsed = ShardingRule.parse(rule)
     name, target = _resolved(op)
     if args is not None or kwargs is not None:
-        given = [(tuple(args or ()), dict(kwargs or {}))]
+        calls = [(tuple(args or ()), dict(kwargs or {}))]
     else:
-        given = list(_made(parsed, target)) if isinstance(target, torch._ops.OpOverload) else []
-    _check(_returning(target), rule, parsed, given, must_run=args is not None or kwargs is not None)
+        calls = list(_example_calls(parsed, target)) if isinstance(target, torch._ops.OpOverload) else []
+    _check(_returning(target), rule, parsed, calls, must_run=args is not None or kwargs is not None)
     REGISTERED[name] = rule
 
 
@@ -94,7 +94,7 @@ def _returning(target: Any) -> Any:
     return OnCopies(target, written)
 
 
-def _made(rule: ShardingRule, target: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _example_calls(rule: ShardingRule, target: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Example calls whose tensors fit the rule: first all floating, then with every subset of them as integers."""
     schema = target._schema.arguments
     places = [i for i, a in enumerate(schema) if "Tensor" in str(a.type) and not a.has_default_value()]
@@ -137,12 +137,12 @@ def _check(
     target: Any,
     text: str,
     rule: ShardingRule,
-    given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
     *,
     must_run: bool,
 ) -> None:
     """Check the rule on the first example call that the unsplit op accepts."""
-    for args, kwargs in given:
+    for args, kwargs in calls:
         try:
             node, tensors = example(target, *args, **kwargs)
         except Exception as error:

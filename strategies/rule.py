@@ -229,8 +229,8 @@ def _notes(text: str, rule: str) -> tuple[Note, ...]:
             elif re.fullmatch(r"linear:[0-9]+(\+[0-9]+)*", word):
                 operands.append(tuple(map(int, word[7:].split("+"))))
             else:
-                known = ", ".join(get_args(Join) + get_args(Words))
-                raise RuleError(f"rule '{rule}': '{word}' is no @name, no linear:0 and none of {known}")
+                words_allowed = ", ".join(get_args(Join) + get_args(Words))
+                raise RuleError(f"rule '{rule}': '{word}' is no @name, no linear:0 and none of {words_allowed}")
         notes.append(Note(factor, join, local, frozenset(flags), tuple(operands)))  # type: ignore[arg-type]
     return tuple(notes)
 
@@ -268,9 +268,9 @@ def _check(rule: ShardingRule, text: str) -> None:
         raise RuleError(f"rule '{text}': at most one list on each side")
     for note in rule.notes:
         named = note.pair or ((note.factor,) if note.factor not in ("", "...") else ())
-        known = all(name in marks for name in named) and (note.factor != "..." or bool(dots))
-        if not known:
+        is_known = all(name in marks for name in named) and (note.factor != "..." or bool(dots))
+        if not is_known:
             raise RuleError(f"rule '{text}': the note on '{note.factor}' names no factor of the rule")
-    seen = [note.factor for note in rule.notes]
-    if len(set(seen)) < len(seen):
+    noted = [note.factor for note in rule.notes]
+    if len(set(noted)) < len(noted):
         raise RuleError(f"rule '{text}': two notes on the same factor")

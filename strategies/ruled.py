@@ -88,9 +88,9 @@ def unruled(graph: fx.Graph, constant: Collection[fx.Node], members: Mapping[fx.
 def _is_anchor(node: fx.Node, bound: Bound) -> bool:
     """Whether the op's own factors are worth splitting. An op with a discovered rule is an anchor if some of its
     tensors lacks a factor, that is, if it is not elementwise."""
-    found = entry(node)
-    if found is not None:
-        return found.anchor
+    table_entry = entry(node)
+    if table_entry is not None:
+        return table_entry.anchor
     return any(spot is None for spots in bound.spots for spot in spots)
 
 
@@ -120,17 +120,17 @@ def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
         bound, reason = None, f"has a sharding rule that does not fit it ({error})"
     if bound is not None:
         return bound
-    found = discover(node)
-    if found.rule is not None:
+    discovered = discover(node)
+    if discovered.rule is not None:
         try:
-            return bind(parse(found.rule), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
+            return bind(parse(discovered.rule), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
         except RuleError as error:
-            found = Found(None, f"what was discovered does not fit it ({error})")
+            discovered = Found(None, f"what was discovered does not fit it ({error})")
     name = user_name(node)
     if name not in warned:
         warned.add(name)
         place = _place(node)
-        message = f"{name} {reason}, and {found.why}: it runs replicated{f' [at {place}]' if place else ''}"
+        message = f"{name} {reason}, and {discovered.why}: it runs replicated{f' [at {place}]' if place else ''}"
         warn(message, NoRuleWarning)
     return None
 
@@ -143,10 +143,10 @@ def _place(node: fx.Node) -> str:
 def _signature(node: fx.Node) -> Hashable:
     """A key of what a node's strategies depend on, without names and positions in the graph."""
 
-    def known(argument: Any) -> Any:
+    def without_names(argument: Any) -> Any:
         return _Known(argument.meta.get(VAL)) if isinstance(argument, fx.Node) else argument
 
-    arguments = fx.node.map_aggregate((node.args, node.kwargs), known)
+    arguments = fx.node.map_aggregate((node.args, node.kwargs), without_names)
     facts = repr([TensorFact.of(t) for t in output_tensors(node)])
     rule = node.target.rule if isinstance(node.target, LeafCall) else None
     return (node.op, target_name(node), rule, repr(arguments), facts)

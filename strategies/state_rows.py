@@ -26,24 +26,27 @@ def split_states(
     states = [node for node in graph.find_nodes(op="placeholder") if STATE in node.meta]
     if not states:
         return strategies
-    found = {**strategies, **{node: _split(node, node.meta[ROWS], mesh_shape) for node in states if ROWS in node.meta}}
+    updated = {
+        **strategies,
+        **{node: _split(node, node.meta[ROWS], mesh_shape) for node in states if ROWS in node.meta},
+    }
     while True:
-        dims = by_output(graph, batch_dims(graph, found))
+        dims = by_output(graph, batch_dims(graph, updated))
         new = {
             node: _split(node, dim, mesh_shape)
             for node in states
             if ROWS not in node.meta
             and (dim := dims.get(node.meta[STATE], -1)) >= 0
-            and found[node][0].outputs[0].is_replicated
+            and updated[node][0].outputs[0].is_replicated
         }
-        new = {node: ways for node, ways in new.items() if ways != found[node]}
+        new = {node: ways for node, ways in new.items() if ways != updated[node]}
         if not new:
             break
-        found.update(new)
-    return found
+        updated.update(new)
+    return updated
 
 
 def _split(node: fx.Node, dim: int, mesh_shape: Sequence[int]) -> tuple[Strategy, ...]:
     shape = tuple(tensor_of(TensorRef(node, 0)).shape)
     is_even = 0 <= dim < len(shape) and shape[dim] % math.prod(mesh_shape) == 0
-    return ends.given(shape, tuple(mesh_shape), "local" if is_even else "global", dim)
+    return ends.placeholder(shape, tuple(mesh_shape), "local" if is_even else "global", dim)

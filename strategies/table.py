@@ -68,10 +68,10 @@ def entry(node: fx.Node) -> Entry | None:
     name = qualified_name(node)
     if name in REGISTERED:
         return Entry(name, REGISTERED[name], anchor=True)
-    found = TABLE.get(op_name(node))
-    if isinstance(node.target, (OpOverload, OpOverloadPacket)) and (found is None or not isinstance(found.rule, str)):
+    listed = TABLE.get(op_name(node))
+    if isinstance(node.target, (OpOverload, OpOverloadPacket)) and (listed is None or not isinstance(listed.rule, str)):
         return OPERATORS.get(op_name(node))  # an ATen operator may order its arguments unlike the function of its name
-    return found
+    return listed
 
 
 def is_registered(node: fx.Node) -> bool:
@@ -84,13 +84,13 @@ def rule_text(node: fx.Node) -> str | None:
 
     RuleError if the function that writes the rule fails on the arguments: they are given in a way it does not know.
     """
-    found = entry(node)
-    if found is None:
+    listed = entry(node)
+    if listed is None:
         return None
-    if isinstance(found.rule, str):
-        return found.rule
+    if isinstance(listed.rule, str):
+        return listed.rule
     try:
-        return found.rule(node)
+        return listed.rule(node)
     except RuleError:
         raise
     except Exception as error:

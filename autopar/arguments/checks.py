@@ -79,12 +79,12 @@ def loss_of(value: Any) -> Callable[..., Any] | None:
     return value
 
 
-def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_names(call: str, names: Iterable[str], accepted: Iterable[str]) -> None:
     """Raise TypeError, as Python itself does, for a keyword argument that a call does not take."""
-    known = sorted(known)
-    for name in given:
-        if name not in known:
-            raise TypeError(f"{call}() got an unexpected keyword argument '{name}'; it takes {', '.join(known)} too")
+    accepted = sorted(accepted)
+    for name in names:
+        if name not in accepted:
+            raise TypeError(f"{call}() got an unexpected keyword argument '{name}'; it takes {', '.join(accepted)} too")
 
 
 def texts_of(name: str, value: Any) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ def number_in(name: str, default: int | None = None, *, least: int = 1) -> int:
     if text is None and default is not None:
         return default
     if text is None or not text.strip().isdecimal() or int(text) < least:
-        found = "not set" if text is None else repr(text)
+        value_text = "not set" if text is None else repr(text)
         unset = "" if default is None else ", or unset it"
         raise InputError(
-            f"the environment variable {name} is {found}: it must be a whole number, {least} or more; start with "
+            f"the environment variable {name} is {value_text}: it must be a whole number, {least} or more; start with "
             f"torchrun, which sets it, set it right{unset}"
         )
     return int(text)

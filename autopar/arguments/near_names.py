@@ -24,16 +24,18 @@ def did_you_mean(pattern: str, names: Iterable[str]) -> str:
     >>> did_you_mean("decoder", ["head.weight"])
     ''
     """
-    known = list(dict.fromkeys(names))
-    spelt = _spelt(pattern, {word for name in known for word in name.split(".")})
-    found = (one for one in _wider(pattern, spelt) if any(fnmatchcase(name, one) for name in known))
-    near = next(found, None) or next(iter(difflib.get_close_matches(pattern, known, n=1)), None)
+    unique_names = list(dict.fromkeys(names))
+    spelt = _spelt(pattern, {word for name in unique_names for word in name.split(".")})
+    wider = (
+        candidate for candidate in _wider(pattern, spelt) if any(fnmatchcase(name, candidate) for name in unique_names)
+    )
+    near = next(wider, None) or next(iter(difflib.get_close_matches(pattern, unique_names, n=1)), None)
     return f": did you mean '{near}'?" if near is not None else ""
 
 
 def _wider(*patterns: str) -> Iterator[str]:
-    for one in dict.fromkeys(patterns):
-        yield from (one, f"{one}.*", f"*.{one}", f"*.{one}.*")
+    for pattern in dict.fromkeys(patterns):
+        yield from (pattern, f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*")
 
 
 def _spelt(pattern: str, words: Collection[str]) -> str:
@@ -44,5 +46,5 @@ def _spelt(pattern: str, words: Collection[str]) -> str:
 def _nearest(word: str, words: Collection[str]) -> str:
     if word in words:
         return word
-    alike = [one for one in sorted(words) if one.lower() == word.lower()]
-    return next(iter(alike or difflib.get_close_matches(word, sorted(words), n=1)), word)
+    same_letters = [candidate for candidate in sorted(words) if candidate.lower() == word.lower()]
+    return next(iter(same_letters or difflib.get_close_matches(word, sorted(words), n=1)), word)

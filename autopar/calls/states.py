@@ -32,8 +32,8 @@ class State:
 
     def module(self, model: nn.Module) -> nn.Module:
         """The module that has the attribute."""
-        found: nn.Module = model.get_submodule(self.path) if self.owner is None else self.owner
-        return found
+        module: nn.Module = model.get_submodule(self.path) if self.owner is None else self.owner
+        return module
 
     @property
     def argument(self) -> str:
@@ -60,9 +60,9 @@ def without_states(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def states_in(kwargs: Mapping[str, Any], owners: Mapping[str, Any]) -> dict[State, Any]:
     """The states among the arguments of a call, with their values. `owners`: the loss's modules, by path."""
-    given = {name.removeprefix(_PREFIX): value for name, value in kwargs.items() if name.startswith(_PREFIX)}
-    places = {name: name.rpartition(".") for name in given}
-    return {State(p, last, owners.get(p)): given[name] for name, (p, _, last) in places.items()}
+    values = {name.removeprefix(_PREFIX): value for name, value in kwargs.items() if name.startswith(_PREFIX)}
+    places = {name: name.rpartition(".") for name in values}
+    return {State(p, last, owners.get(p)): values[name] for name, (p, _, last) in places.items()}
 
 
 def placeholder_name(argument: str) -> str:

@@ -24,7 +24,7 @@ from autopar.cli.reading import explain, report
 from autopar.cli.simulating import simulate
 from autopar.cli.zoo import zoo
 from autopar.errors import AutoparError
-from autopar.sources import told
+from autopar.sources import one_line
 from autopar.user_warnings import AutoparWarning
 
 app = typer.Typer(
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("AUTOPAR_DEBUG"):
             raise
-        print(f"error: unexpected {told(error)} (AUTOPAR_DEBUG=1 shows the traceback)", file=sys.stderr)
+        print(f"error: unexpected {one_line(error)} (AUTOPAR_DEBUG=1 shows the traceback)", file=sys.stderr)
         sys.exit(1)
     sys.exit(code or 0)
 
@@ -100,8 +100,8 @@ def _short_warnings() -> Iterator[None]:
         warnings.formatwarning = before
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         print(f"autopar {autopar.__version__}")
         raise typer.Exit
 

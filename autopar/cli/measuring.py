@@ -76,7 +76,7 @@ def _under_torchrun(ranks: int, out: Path, mesh: str, axis_names: str | None, se
     command += ["-m", "autopar.cli", "profile", "--out", str(out), "--mesh", mesh, "--seconds", str(seconds)]
     command += ["--axis-names", axis_names] if axis_names is not None else []
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
-    said: list[str] = []
+    errors: list[str] = []
     with subprocess.Popen(
         command, env={**os.environ, **threads}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as run:
@@ -85,10 +85,10 @@ def _under_torchrun(ranks: int, out: Path, mesh: str, axis_names: str | None, se
             if line.startswith(_MARK):
                 status.update(line.removeprefix(_MARK).strip())
             else:
-                said.append(line.strip())
+                errors.append(line.strip())
     if run.returncode:
-        lines = [line for line in said if "Error" in line or line.startswith("error:")]
-        raise AutoparError(f"measuring failed: {lines[0] if lines else ' '.join(said)[-300:]}")
+        lines = [line for line in errors if "Error" in line or line.startswith("error:")]
+        raise AutoparError(f"measuring failed: {lines[0] if lines else ' '.join(errors)[-300:]}")
 
 
 def _tell(cluster: Cluster, json: bool) -> None:

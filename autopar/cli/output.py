@@ -47,9 +47,9 @@ def check_folder(option: str, path: Path | None) -> None:
         raise InputError(f"{option} {path} is a folder: name a file in it")
 
 
-def write(text: str, path: Path, what: str) -> None:
-    write_text(f"the {what}", path, text)
-    print(f"{what} written to {path}", file=sys.stderr)
+def write(text: str, path: Path, name: str) -> None:
+    write_text(f"the {name}", path, text)
+    print(f"{name} written to {path}", file=sys.stderr)
 
 
 def load_plan(path: Path) -> Plan:

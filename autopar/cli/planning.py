@@ -14,7 +14,7 @@ from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError, InputError, budget_bounds
 from autopar.fingerprints.fingerprint import check_fingerprints, fingerprints
 from autopar.plan_forms.checks import check_on_graph
-from autopar.planning.comparison import alternatives, check_asked
+from autopar.planning.comparison import alternatives, check_comparison
 from autopar.planning.comparison import tradeoff as budget_ladder
 from autopar.planning.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.planning.micro_batches import fastest
@@ -38,8 +38,8 @@ def plan(question: MeshQuestion, out: Out = None, json: Json = False) -> None:
     check_folder("--out", out)
     request = question.request()
     with progress("...") as status:
-        _, made = fastest(each_prepared(question, request, status))
-    _tell(made, json, out)
+        _, planned = fastest(each_prepared(question, request, status))
+    _tell(planned, json, out)
 
 
 @asks
@@ -52,37 +52,39 @@ def compare(
 ) -> None:
     """Compare the plan of MODEL with the best plans of ddp, fsdp, tp, fsdp+tp and hsdp, on the same cluster."""
     check_folder("--out", out)
-    names = check_asked(against or None, tradeoff)
+    names = check_comparison(against or None, tradeoff)
     request = question.request()
     with progress("...") as status:
-        ready, made = fastest(each_prepared(question, request, status))
-        found = []
+        ready, planned = fastest(each_prepared(question, request, status))
+        alternatives_found = []
         status.update("solving the first preset ...")
         for alternative in alternatives(ready, names):
-            found.append(alternative)
+            alternatives_found.append(alternative)
             status.update(f"solved {alternative.name}, going on ...")
         points = []
         for point in budget_ladder(ready, tradeoff) if tradeoff else ():
             points.append(point)
             status.update(f"solving budget {len(points) + 1} of {tradeoff} ...")
-    made = replace(made, streams=streams(ready, made), comparison=tuple(found), tradeoff=tuple(points))
+    planned = replace(
+        planned, streams=streams(ready, planned), comparison=tuple(alternatives_found), tradeoff=tuple(points)
+    )
     if json:
-        own = {**alternative_figures_of(made), "certificate": dict(vars(made.certificate))}
+        own = {**alternative_figures_of(planned), "certificate": dict(vars(planned.certificate))}
         curve = [dict(vars(point)) for point in points]
-        say_json({"plan": own, "alternatives": [alternative_figures(a) for a in found], "tradeoff": curve})
+        say_json({"plan": own, "alternatives": [alternative_figures(a) for a in alternatives_found], "tradeoff": curve})
     else:
-        parts = [comparison_table(made), tradeoff_table(made)]
+        parts = [comparison_table(planned), tradeoff_table(planned)]
         say("\n\n".join("\n".join(lines) for lines in parts if lines) + "\n")
     if out is not None:
-        write(made.to_json(), out, "plan")
+        write(planned.to_json(), out, "plan")
 
 
-def alternative_figures_of(made: Plan) -> dict[str, object]:
+def alternative_figures_of(plan: Plan) -> dict[str, object]:
     """The figures of the chosen plan under the same names as those of an alternative."""
-    figures = summary(made)
-    kept = {key: figures[key] for key in ("step_seconds", "step_seconds_by_part", "peak_bytes", "limit_bytes")}
-    moved = sum(c.bytes * c.count for c in made.collectives)
-    return {**kept, "comm_bytes": moved, "micro_batches": made.micro_batches}
+    figures = summary(plan)
+    shared = {key: figures[key] for key in ("step_seconds", "step_seconds_by_part", "peak_bytes", "limit_bytes")}
+    moved = sum(c.bytes * c.count for c in plan.collectives)
+    return {**shared, "comm_bytes": moved, "micro_batches": plan.micro_batches}
 
 
 @asks
@@ -149,18 +151,18 @@ def _row(result: MeshResult, best_seconds: float) -> list[str]:
 
 
 def _figures(result: MeshResult) -> dict[str, object]:
-    made = {
+    figures = {
         "mesh": list(result.mesh_shape),
         "smallest_budget_bytes": result.smallest_budget_bytes,
         "budget_lower_bound_bytes": result.budget_lower_bound_bytes,
         "note": result.note,
     }
-    return {**made, **(alternative_figures_of(result.plan) if result.plan else {})}
+    return {**figures, **(alternative_figures_of(result.plan) if result.plan else {})}
 
 
 @asks
 def check(
-    asked: PlanQuestion,
+    plan_question: PlanQuestion,
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -171,13 +173,13 @@ def check(
 ) -> int:
     """Check whether the training of MODEL fits the memory. Exit code 0 if it does, 3 if it does not."""
     loaded = load_plan(plan) if plan is not None else None
-    question = asked.on_mesh(loaded)
+    question = plan_question.on_mesh(loaded)
     if loaded is not None:
         return _check_plan(question, loaded, json)
     request = question.request()
     with progress("...") as status:
         try:
-            _, made = fastest(each_prepared(question, request, status))
+            _, planned = fastest(each_prepared(question, request, status))
         except InfeasibleError as error:
             if error.smallest_budget_bytes is None:
                 raise
@@ -187,7 +189,7 @@ def check(
             else:
                 say(f"does not fit: {error.message}\n")
             return DOES_NOT_FIT
-    return _fits(made, json)
+    return _fits(planned, json)
 
 
 def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
@@ -202,25 +204,25 @@ def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
     return _fits(loaded, json)
 
 
-def _fits(made: Plan, json: bool) -> int:
+def _fits(plan: Plan, json: bool) -> int:
     """Print whether the plan's peak fits its budget; returns the exit code."""
-    limit, peak = limit_bytes(made), made.predicted.peak_bytes
+    limit, peak = limit_bytes(plan), plan.predicted.peak_bytes
     fits = limit is None or peak <= limit
     if json:
-        say_json({"fits": fits, **alternative_figures_of(made), "notes": list(device_notes(made))})
+        say_json({"fits": fits, **alternative_figures_of(plan), "notes": list(device_notes(plan))})
     else:
         of = f" of {show_bytes(limit)}" if limit is not None else ""
-        seconds = show_seconds(made.predicted.step_seconds)
+        seconds = show_seconds(plan.predicted.step_seconds)
         say(f"{'fits' if fits else 'does not fit'}: {show_bytes(peak)}{of} per device at the peak, {seconds} a step\n")
-        for note in device_notes(made):
+        for note in device_notes(plan):
             say(f"{note}\n")
     return 0 if fits else DOES_NOT_FIT
 
 
-def _tell(made: Plan, json: bool, out: Path | None) -> None:
+def _tell(plan: Plan, json: bool, out: Path | None) -> None:
     if json:
-        print(made.to_json())
+        print(plan.to_json())
     else:
-        say(made.explain())
+        say(plan.explain())
     if out is not None:
-        write(made.to_json(), out, "plan")
+        write(plan.to_json(), out, "plan")

@@ -58,7 +58,7 @@ class Training:
         str | None,
         typer.Option(help="bf16, fp16, fp32, fp64 or pure-bf16. Default: bf16 on GPUs, the model's own on CPU."),
     ] = None
-    optimizer: Annotated[str, typer.Option(help="adamw, sgd, sgd-momentum or adafactor.")] = "adamw"
+    optimizer: Annotated[str, typer.Option(help="adamw, sgd, sgd-momentum, adafactor, lion or muon.")] = "adamw"
     micro_batches: Annotated[str, typer.Option(help=_MICRO_BATCHES)] = "1"
     constraint: Annotated[list[str] | None, typer.Option(help=_CONSTRAINT)] = None
     time_limit: Annotated[float, typer.Option(min=0.1, help=_TIME_LIMIT)] = 60
@@ -152,11 +152,11 @@ class PlanQuestion(Question):
 
     def on_mesh(self, loaded: Plan | None) -> MeshQuestion:
         """The same question on the given mesh or, without one, on that of the plan."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.mesh is None and loaded is None:
             raise InputError("--mesh is missing: write the devices along each axis, like 8 or 4x8; or name a --plan")
         mesh = self.mesh if self.mesh is not None or loaded is None else "x".join(map(str, loaded.mesh_shape))
-        return MeshQuestion(**{**given, "mesh": mesh})
+        return MeshQuestion(**{**options, "mesh": mesh})
 
 
 def asks(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,21 +164,21 @@ def asks(command: Callable[..., Any]) -> Callable[..., Any]:
     own = list(inspect.signature(command).parameters.values())[1:]
     hints = get_type_hints(command, include_extras=True)
     kind: type[Training] = hints[next(iter(inspect.signature(command).parameters))]
-    asked = get_type_hints(kind, include_extras=True)
+    annotations = get_type_hints(kind, include_extras=True)
     required = [f.name for f in fields(kind) if f.default is MISSING]
     defaults = {f.name: inspect.Parameter.empty if f.name in required else f.default for f in fields(kind)}
     order = [*required, *(name for name in defaults if name not in required)]
     parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=asked[name])
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotations[name])
         for name in order
     ]
     parameters += [
         p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(p.name, p.annotation)) for p in own
     ]
 
-    def run(**given: Any) -> Any:
-        question = kind(**{name: given.pop(name) for name in defaults})
-        return command(question, **given)
+    def run(**options: Any) -> Any:
+        question = kind(**{name: options.pop(name) for name in defaults})
+        return command(question, **options)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -201,22 +201,22 @@ def with_loss(request: Request, source: Source) -> Request:
 def prepared(question: Question, request: Request, status: Status) -> Prepared:
     """Do all work before the first solve, and report progress."""
     assert question.one_count == request.micro_batches  # `one_count` raises for several numbers
-    [one] = each_prepared(question, request, status)
-    return one
+    [only] = each_prepared(question, request, status)
+    return only
 
 
 def each_prepared(question: Question, request: Request, status: Status) -> Iterator[Prepared]:
     """As `prepared`, for each number of micro-batches."""
     status.update("building the model ...")
     source = question.source()
-    asked = with_loss(request, source)
+    request_with_loss = with_loss(request, source)
 
     def starting(count: int) -> None:
         status.update("tracing ..." if isinstance(question.counts, int) else f"tracing for {count} micro-batches ...")
 
-    for one in prepared_for(question.counts, source.model, source.meta_args, None, asked, starting):
+    for ready in prepared_for(question.counts, source.model, source.meta_args, None, request_with_loss, starting):
         status.update("solving ...")
-        yield one
+        yield ready
 
 
 def mesh_shape(text: str) -> tuple[int, ...]:
@@ -236,10 +236,10 @@ def cluster_of(name: str, mesh: str, axis_names: str | None) -> Cluster:
         return Cluster.preset(name, shape, names)
     loaded = Cluster.load(name)
     if loaded.shape != shape or (names is not None and loaded.axis_names != names):
-        there = "x".join(map(str, loaded.shape))
+        mesh_text = "x".join(map(str, loaded.shape))
         raise InputError(
-            f"the profile {name} was measured on a mesh of {there} ({', '.join(loaded.axis_names)}): ask for that one, "
-            "or measure this one"
+            f"the profile {name} was measured on a mesh of {mesh_text} ({', '.join(loaded.axis_names)}): ask for that "
+            "one, or measure this one"
         )
     return loaded
 
@@ -250,19 +250,19 @@ def answered_by(question: MeshQuestion, loaded: Plan, *, memory_too: bool = Fals
     InputError if an option that is given differs from the plan, so that no option is silently ignored. `memory_too`:
     also for --memory, for commands in which it has no other use.
     """
-    asked, default = question.request(), {f.name: f.default for f in fields(question)}
-    check_mesh(loaded, asked.cluster)
-    cluster = Cluster.from_dict(loaded.cluster) if loaded.cluster else asked.cluster
+    own_request, default = question.request(), {f.name: f.default for f in fields(question)}
+    check_mesh(loaded, own_request.cluster)
+    cluster = Cluster.from_dict(loaded.cluster) if loaded.cluster else own_request.cluster
     counts = question.counts if isinstance(question.counts, tuple) else (question.counts,)
     precision = Precision.from_dict(loaded.precision)
     other = {
-        "cluster": _unnamed(asked.cluster) != _unnamed(cluster),
-        "memory": memory_too and asked.memory_budget_bytes != loaded.memory_budget_bytes,
-        "precision": asked.precision != precision,
-        "optimizer": asked.optimizer != loaded.optimizer,
+        "cluster": _unnamed(own_request.cluster) != _unnamed(cluster),
+        "memory": memory_too and own_request.memory_budget_bytes != loaded.memory_budget_bytes,
+        "precision": own_request.precision != precision,
+        "optimizer": own_request.optimizer != loaded.optimizer,
         "micro_batches": loaded.micro_batches not in counts,
-        "constraint": asked.constraints != loaded.constraints,
-        "compiled": asked.compiled != loaded.compiled,
+        "constraint": own_request.constraints != loaded.constraints,
+        "compiled": own_request.compiled != loaded.compiled,
     }
     for name, differs in other.items():
         if differs and getattr(question, name) != default[name]:
@@ -271,7 +271,7 @@ def answered_by(question: MeshQuestion, loaded: Plan, *, memory_too: bool = Fals
                 "again with it"
             )
     request = replace(
-        asked,
+        own_request,
         cluster=cluster,
         precision=precision,
         optimizer=loaded.optimizer,
@@ -291,5 +291,5 @@ def _unnamed(cluster: Cluster) -> Cluster:
 def check_mesh(loaded: Plan, cluster: Cluster) -> None:
     """InputError if the saved plan is for a mesh of another shape."""
     if cluster.shape != tuple(loaded.mesh_shape):
-        here, there = ("x".join(map(str, shape)) for shape in (cluster.shape, loaded.mesh_shape))
-        raise InputError(f"the plan is for a mesh of {there}, not of {here}: plan again for this mesh")
+        mesh_text, plan_mesh_text = ("x".join(map(str, shape)) for shape in (cluster.shape, loaded.mesh_shape))
+        raise InputError(f"the plan is for a mesh of {plan_mesh_text}, not of {mesh_text}: plan again for this mesh")

@@ -26,7 +26,7 @@ _LEGEND = (
 
 @asks
 def simulate(
-    asked: PlanQuestion,
+    plan_question: PlanQuestion,
     plan: Annotated[Path | None, typer.Option(help="A plan (JSON) of MODEL. Default: plan it now.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the events here, for chrome://tracing or Perfetto.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the streams here: .png, .svg or .pdf.")] = None,
@@ -39,20 +39,20 @@ def simulate(
         raise InputError(f"--picture {picture}: its name must end in one of {', '.join(_PICTURES)}")
     if picture is not None:
         pyplot()  # raises now, before minutes of work, if matplotlib is missing
-    given = load_plan(plan) if plan is not None else None
-    question = asked.on_mesh(given)
-    if given is not None:
-        question, request = answered_by(question, given, memory_too=True)
+    loaded = load_plan(plan) if plan is not None else None
+    question = plan_question.on_mesh(loaded)
+    if loaded is not None:
+        question, request = answered_by(question, loaded, memory_too=True)
     else:
         request = question.request()
     with progress("...") as status:
         ready = prepared(question, request, status)
-        if given is None:
-            given = ready.solve()
-        step = simulated(ready, given)
+        if loaded is None:
+            loaded = ready.solve()
+        step = simulated(ready, loaded)
     figures = {
         "step_seconds": step.step_seconds,
-        "predicted_step_seconds": given.predicted.step_seconds,
+        "predicted_step_seconds": loaded.predicted.step_seconds,
         "compute_seconds": step.compute_seconds,
         "exposed_seconds": step.exposed_seconds,
         **{f"{stream}_busy_seconds": busy for stream, busy in step.busy_seconds().items()},

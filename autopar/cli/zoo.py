@@ -86,19 +86,19 @@ def _list(names: Sequence[str], json: bool) -> None:
 
 
 def _planned(training: Training, request: Request, names: Sequence[str]) -> Iterator[Entry]:
-    given = {field.name: getattr(training, field.name) for field in fields(Training)}
+    options = {field.name: getattr(training, field.name) for field in fields(Training)}
     with progress("...") as status:
         for number, name in enumerate(names, 1):
             status.update(f"planning {name}, {number} of {len(names)} ...")
             try:
-                ready = prepared(Question(model=name, **given), request, status)
-                made = ready.solve()
+                ready = prepared(Question(model=name, **options), request, status)
+                plan = ready.solve()
             except InputError as error:  # wrong options for all models, or a sequence too long for this one
                 raise InputError(f"{name}: {error.message}", where=error.where) from error
             except AutoparError as error:  # nothing fits, or the trace failed: other models may have a plan
                 yield Entry(name, None, note=error.message, **budget_bounds(error))
             else:
-                yield Entry(name, made)
+                yield Entry(name, plan)
 
 
 def _row(entry: Entry) -> list[str]:
@@ -119,10 +119,10 @@ def _row(entry: Entry) -> list[str]:
 
 
 def _figures(entry: Entry) -> dict[str, object]:
-    known = {"name": entry.name, "parameters": ZOO[entry.name].parameters}
-    made = {
+    model = {"name": entry.name, "parameters": ZOO[entry.name].parameters}
+    bounds = {
         "smallest_budget_bytes": entry.smallest_budget_bytes,
         "budget_lower_bound_bytes": entry.budget_lower_bound_bytes,
         "note": entry.note,
     }
-    return {**known, **made, **(summary(entry.plan) if entry.plan is not None else {})}
+    return {**model, **bounds, **(summary(entry.plan) if entry.plan is not None else {})}

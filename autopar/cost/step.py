@@ -20,6 +20,7 @@ from autopar.cluster import Cluster
 from autopar.cost.gradients import gradient_seconds
 from autopar.cost.memory.formulas import StepMemory
 from autopar.cost.memory.moments import moments_of
+from autopar.cost.memory.optimizer_step import update_seconds
 from autopar.cost.memory.planned_bytes import PlannedBytes
 from autopar.cost.overlap import hidden_seconds
 from autopar.cost.seconds import node_seconds
@@ -114,8 +115,7 @@ def _region(
         cost = node.meta.get(COST)
         flops += cost.flops_forward + (cost.flops_backward if memory.train else 0) if cost else 0
         if memory.is_parameter(node):
-            traffic = memory.optimizer_traffic_bytes(node, parameters[str(node.target)].storage)
-            updates.append(cluster.device.update_seconds(traffic))
+            updates.append(update_seconds(memory, node, parameters[str(node.target)].storage, cluster.device))
     return _Region(ops, [one for one in ops if any(one)], updates, flops)
 
 

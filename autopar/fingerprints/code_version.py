@@ -35,9 +35,9 @@ def _file_of(kind: type) -> str | None:
 @functools.cache
 def _own_digest() -> str:
     """The digest of autopar's files, by their contents: the folder may be elsewhere on each host."""
-    here = Path(__file__).parents[1]
-    files = (*here.rglob("*.py"), *(here / "strategies").rglob("*.py"), *(here / "solver").rglob("*.py"))
-    contents = sorted({str(file.relative_to(here)): _digest(file) for file in files}.items())
+    package = Path(__file__).parents[1]
+    files = (*package.rglob("*.py"), *(package / "strategies").rglob("*.py"), *(package / "solver").rglob("*.py"))
+    contents = sorted({str(file.relative_to(package)): _digest(file) for file in files}.items())
     return hashlib.sha256(repr(contents).encode()).hexdigest()
 
 

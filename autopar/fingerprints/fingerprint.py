@@ -44,7 +44,7 @@ def check_fingerprints(planned: Mapping[str, str], digests: Mapping[str, str]) -
         )
 
 
-def fingerprint(graph: fx.Graph, same: Mapping[fx.Node, fx.Node] | None = None) -> str:
+def fingerprint(graph: fx.Graph, first_of: Mapping[fx.Node, fx.Node] | None = None) -> str:
     """A digest of the graph's structure, targets, constants, shapes and dtypes; not of names, weights or devices.
 
     Devices do not count since each rank traces on its own, and a graph runs on the mesh's device whichever it names
@@ -53,22 +53,22 @@ def fingerprint(graph: fx.Graph, same: Mapping[fx.Node, fx.Node] | None = None) 
     another input, the one that is read instead.
     """
     digest = hashlib.sha256()
-    same = same or {}
-    nodes = [node for node in graph.nodes if node not in same]
+    first_of = first_of or {}
+    nodes = [node for node in graph.nodes if node not in first_of]
     position = {node: i for i, node in enumerate(nodes)}
-    position |= {node: position[first] for node, first in same.items()}
-    told: dict[Hashable, int] = {}  # by quick key of a node: the number of its description
+    position |= {node: position[first] for node, first in first_of.items()}
+    described: dict[Hashable, int] = {}  # by quick key of a node: the number of its description
     numbers: dict[str, int] = {}
     rows: list[int] = []
     names: list[str] = []
     for node in nodes:
         key = _key(node)
-        number = told.get(key)
+        number = described.get(key)
         if number is None:
             words = _words(node)
             if words not in numbers:
                 digest.update(f"{len(words)} {words}".encode())
-            number = told[key] = numbers.setdefault(words, len(numbers))
+            number = described[key] = numbers.setdefault(words, len(numbers))
         read = [position[source] for source in input_nodes(node)]
         rows += (number, len(read), *read)
         if node.op == "get_attr":

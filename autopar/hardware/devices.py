@@ -165,7 +165,11 @@ class Node:
         for group in groups:
             nodes = [rank // self.devices for rank in group]
             members = Counter(nodes)
-            ring_out.update(here for here, there in zip(nodes, nodes[1:] + nodes[:1], strict=True) if here != there)
+            ring_out.update(
+                node_of_rank
+                for node_of_rank, node_of_next in zip(nodes, nodes[1:] + nodes[:1], strict=True)
+                if node_of_rank != node_of_next
+            )
             for node, count in members.items():
                 # in an all-to-all, the share of a device's bytes that goes to peers in other nodes
                 all_to_all_out[node] += count * (size - count) / max(size - 1, 1)

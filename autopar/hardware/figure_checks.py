@@ -81,5 +81,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _refuse(where: str, name: str, value: Any, wanted: str, optional: bool = False) -> NoReturn:
-    raise InputError(f"{where}: {name} is {value!r:.60}, and must be {wanted}{', or None' if optional else ''}")
+def _refuse(where: str, name: str, value: Any, condition: str, optional: bool = False) -> NoReturn:
+    raise InputError(f"{where}: {name} is {value!r:.60}, and must be {condition}{', or None' if optional else ''}")

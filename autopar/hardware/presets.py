@@ -115,8 +115,8 @@ def network(text: str) -> tuple[float, float]:
         raise InputError(f"network {text!r} is no text: write the cards of a node as in '8xhdr'")
     count, _, name = text.partition("x") if text[:1].isdigit() else ("1", "x", text)
     if name not in NETWORKS or not count.isdigit() or int(count) < 1:
-        known = ", ".join(NETWORKS)
-        raise InputError(f"network {text!r} is unknown: write the cards of a node as in '8xhdr', with one of {known}")
+        names = ", ".join(NETWORKS)
+        raise InputError(f"network {text!r} is unknown: write the cards of a node as in '8xhdr', with one of {names}")
     line_bytes_per_s, latency = NETWORKS[name]
     return int(count) * 0.9 * line_bytes_per_s, latency
 

@@ -22,15 +22,15 @@ from autopar.runtime.stored.model_class import ATTRIBUTE
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check_precision(model: nn.Module, name: str, said: str) -> None:
-    """Raise InputError if the loop's precision `name` is not the plan's, since it would have no effect; `said` names
+def check_precision(model: nn.Module, name: str, option: str) -> None:
+    """Raise InputError if the loop's precision `name` is not the plan's, since it would have no effect; `option` names
     the loop's option in the message."""
     planned = dtype_named(plan_of(model).precision.get("compute"))
     used = {planned} if planned is not None else {p.dtype for p in model.parameters() if p.is_floating_point()}
     if name not in _DTYPES:
-        raise InputError(f"{said}, which no plan has: leave it out, or write one of {', '.join(_DTYPES)}")
+        raise InputError(f"{option}, which no plan has: leave it out, or write one of {', '.join(_DTYPES)}")
     if used != {_DTYPES[name]}:
-        raise InputError(f"{said}, and precision is part of the plan: give autoparallelize precision={name!r}")
+        raise InputError(f"{option}, and precision is part of the plan: give autoparallelize precision={name!r}")
 
 
 @functools.cache

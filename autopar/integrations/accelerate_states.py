@@ -47,14 +47,14 @@ def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
 def let_accelerate_keep_states() -> None:
     """Patch accelerate, once per process, to save and load planned models as whole tensors."""
     module: Any = accelerate.accelerator
-    for owner, name, made in (
+    for owner, name, wrapper in (
         (Accelerator, "get_state_dict", _getting),
         (Accelerator, "save_state", _saving),
         (Accelerator, "load_state", _loading),
         (module, "save_accelerator_state", _writing),
         (module, "load_accelerator_state", _reading),
     ):
-        setattr(owner, name, made(getattr(owner, name)))
+        setattr(owner, name, wrapper(getattr(owner, name)))
 
 
 def _getting(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +92,9 @@ def _writing(plain: Callable[..., Any]) -> Callable[..., Any]:
         output_dir: Any, model_states: list[Any], optimizers: list[Any], *args: Any, **kwargs: Any
     ) -> Any:
         # gather everything before rank 0 writes: if writing fails, no other rank is left waiting in a gather
-        return plain(output_dir, model_states, [_WholeOptimizer(one) for one in optimizers], *args, **kwargs)
+        return plain(
+            output_dir, model_states, [_WholeOptimizer(optimizer) for optimizer in optimizers], *args, **kwargs
+        )
 
     return save_accelerator_state
 
@@ -109,18 +111,18 @@ def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def load_state(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
-        seen: list[str] = []  # the folder that accelerate loads from, which it may choose itself
-        handle = accelerator.register_load_state_pre_hook(lambda _, folder: seen.append(folder))
+        folders: list[str] = []  # the folder that accelerate loads from, which it may choose itself
+        handle = accelerator.register_load_state_pre_hook(lambda _, folder: folders.append(folder))
         try:
             result = plain(accelerator, *args, **kwargs)
         finally:
             handle.remove()
-        path, randoms = Path(seen[0], _RANDOM), _randoms(accelerator._models)
+        path, randoms = Path(folders[0], _RANDOM), _randoms(accelerator._models)
         states = torch.load(path, weights_only=True) if randoms and path.exists() else []
         if states and len(states) != len(randoms):
             raise InputError(
-                f"{seen[0]} has the counters of random masks of {len(states)} planned models, and the accelerator has "
-                f"{len(randoms)}: prepare the same models"
+                f"{folders[0]} has the counters of random masks of {len(states)} planned models, and the accelerator "
+                f"has {len(randoms)}: prepare the same models"
             )
         for random, state in zip(randoms, states, strict=False):
             random.load_state_dict(state)
@@ -155,17 +157,17 @@ class _WholeModel:
         tied: dict[int, list[str]] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             tied.setdefault(id(tensor), []).append(name)
-        given = dict(state)
+        complete = dict(state)
         for names in tied.values():
-            known = next((name for name in names if name in given), None)
-            if known is not None:
-                given |= {name: given[known] for name in names if name not in given}
-        return self.model.load_state_dict(given, strict=strict, **options)
+            present = next((name for name in names if name in complete), None)
+            if present is not None:
+                complete |= {name: complete[present] for name in names if name not in complete}
+        return self.model.load_state_dict(complete, strict=strict, **options)
 
 
 def _randoms(models: list[Any]) -> list[Any]:
     planned = [getattr(model, ATTRIBUTE) for model in models if hasattr(model, ATTRIBUTE)]
-    return [one.random for one in planned if one.random is not None]
+    return [planned_model.random for planned_model in planned if planned_model.random is not None]
 
 
 def _writes() -> bool:

@@ -63,22 +63,26 @@ def adopt(model: Model) -> Model:
     let_accelerate_keep_states()
     let_accelerate_keep_precision()
     model._is_accelerate_prepared = True  # type: ignore[assignment]
-    for one in model.modules():  # for a peft model, the Trainer looks at the model inside
-        if one is model or hasattr(one, "accepts_loss_kwargs") or isinstance(one, PreTrainedModel):
-            one.accepts_loss_kwargs = False
+    for module in model.modules():  # for a peft model, the Trainer looks at the model inside
+        if module is model or hasattr(module, "accepts_loss_kwargs") or isinstance(module, PreTrainedModel):
+            module.accepts_loss_kwargs = False
     return model
 
 
 def save_pretrained(model: Any, folder: str | Path, **options: Any) -> None:
     """`model.save_pretrained(folder)` for a planned model: every rank calls it, rank 0 writes, all wait for it.
 
-    Works for models of transformers and of peft; `from_pretrained` reads the folder on any number of processes.
+    Works for models of transformers, peft and diffusers; `from_pretrained` reads the folder on any number of processes.
     """
     together = Together("save_pretrained")
     state = whole_state(model)
 
     def write() -> None:
-        model.save_pretrained(str(folder), state_dict=state, **options)
+        model.state_dict = lambda *args, **kwargs: state  # diffusers asks the model, the others take an argument
+        try:
+            model.save_pretrained(str(folder), state_dict=state, **options)
+        finally:
+            del model.state_dict
 
     together.first_does(f"{folder} was written", write)
 
@@ -233,20 +237,20 @@ class PlannedTrainer(Trainer):
 def _loss_names(model: nn.Module) -> tuple[str, ...]:
     """The arguments of the `loss_fn` that the model was planned with, except those that forward also takes."""
     traced = getattr(model, ATTRIBUTE).programs[0].traced
-    taken = inspect.signature(inspect.unwrap(type(model).forward)).parameters  # the user's own
-    return tuple(name for name in traced.loss_names if name not in taken)
+    parameters = inspect.signature(inspect.unwrap(type(model).forward)).parameters  # the user's own
+    return tuple(name for name in traced.loss_names if name not in parameters)
 
 
 def _counts_items(model: nn.Module) -> bool:
     """Whether the model was planned with `ITEMS`; InputError if its loss does not read that."""
     graph = getattr(model, ATTRIBUTE).programs[0].traced.graph
-    found = [node for node in graph.nodes if node.op == "placeholder" and node.target == ITEMS]
-    if found and not found[0].users:
+    placeholders = [node for node in graph.nodes if node.op == "placeholder" and node.target == ITEMS]
+    if placeholders and not placeholders[0].users:
         raise InputError(
             f"the loss of {type(model).__name__} does not read {ITEMS}: leave it out of the examples; the loss of a "
             "step is then the mean of those of its batches"
         )
-    return bool(found)
+    return bool(placeholders)
 
 
 def _unlike(batches: Sequence[Any]) -> bool:
@@ -254,14 +258,16 @@ def _unlike(batches: Sequence[Any]) -> bool:
     if len(batches) < 2:  # counting would synchronise with the device
         return False
     labels = [batch.get("labels") if isinstance(batch, Mapping) else None for batch in batches]
-    return len({int(one.ne(-100).sum()) for one in labels if isinstance(one, torch.Tensor)}) > 1
+    return (
+        len({int(batch_labels.ne(-100).sum()) for batch_labels in labels if isinstance(batch_labels, torch.Tensor)}) > 1
+    )
 
 
 def _labels_of(model: nn.Module) -> list[str]:
     """The arguments of `_loss_names` that were among the plan's examples."""
     graph = getattr(model, ATTRIBUTE).programs[0].traced.graph
-    given = {node.target for node in graph.nodes if node.op == "placeholder"}
-    return [name for name in _loss_names(model) if name in given]
+    examples = {node.target for node in graph.nodes if node.op == "placeholder"}
+    return [name for name in _loss_names(model) if name in examples]
 
 
 def _by_name(outputs: Any) -> dict[str, Any]:

@@ -109,8 +109,10 @@ class PlannedStrategy(ModelParallelStrategy):
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
         if type(self.precision_plugin) is not Precision or self.precision_plugin.precision != "32-true":
-            given = self.precision_plugin.precision
-            raise InputError(f"the Trainer has precision={given!r}: pass it to PlannedStrategy, as part of the plan")
+            precision = self.precision_plugin.precision
+            raise InputError(
+                f"the Trainer has precision={precision!r}: pass it to PlannedStrategy, as part of the plan"
+            )
         for callback in trainer.callbacks:
             if isinstance(callback, _AVERAGING):
                 raise InputError(
@@ -165,10 +167,10 @@ class PlannedStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load a checkpoint; optimizers only if training continues, as testing and validating need just weights."""
         assert self.lightning_module is not None
-        held: Any = self
-        optimizers = held.optimizers
+        strategy: Any = self
+        optimizers = strategy.optimizers
         if self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
-            held.optimizers = []
+            strategy.optimizers = []
         try:
             checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         except KeyError as error:
@@ -179,7 +181,7 @@ class PlannedStrategy(ModelParallelStrategy):
                 "load them into the module before fit, without ckpt_path"
             ) from error
         finally:
-            held.optimizers = optimizers
+            strategy.optimizers = optimizers
         random, state = planned_of(self.planned).random, checkpoint.pop(_RANDOM, None)
         if random is not None and state is not None:
             random.load_state_dict(state)

@@ -84,17 +84,17 @@ class Job:
     @property
     def batch(self) -> int:
         """Sequences of one optimizer step, all processes together."""
-        wanted = self.training.global_batch_size
-        return self.rows if wanted < 0 else wanted
+        batch_size = self.training.global_batch_size
+        return self.rows if batch_size < 0 else batch_size
 
     @property
     def degrees(self) -> dict[str, int]:
         """How many processes each of torchtitan's axes has."""
-        wanted = self.parallelism
+        parallelism = self.parallelism
         replicas, shards, tensor = (
-            wanted.data_parallel_replicate_degree,
-            wanted.data_parallel_shard_degree,
-            wanted.tensor_parallel_degree,
+            parallelism.data_parallel_replicate_degree,
+            parallelism.data_parallel_shard_degree,
+            parallelism.tensor_parallel_degree,
         )
         if shards == -1:
             shards = self.processes // (replicas * tensor)
@@ -107,10 +107,10 @@ class Job:
 
     def options(self) -> RequestOptions:
         """The arguments of `autopar.plan` that the file decides."""
-        own, kept = self.autopar, self.activation_checkpoint.mode == "none"
+        own, keeps_activations = self.autopar, self.activation_checkpoint.mode == "none"
         scheme = {"free": (), "degrees": self._scheme()}.get(own.scheme, (own.scheme,))
         return {
-            "constraints": [*scheme, *(["recompute:* = never"] if kept else []), *own.constraints],
+            "constraints": [*scheme, *(["recompute:* = never"] if keeps_activations else []), *own.constraints],
             "memory_budget": own.memory_budget,
             "micro_batches": self.micro_batches,
             "optimizer": "adamw",
@@ -128,10 +128,10 @@ class Job:
             ("dp_replicate", "tp"): ("tp",),
             ("dp_shard", "tp"): ("fsdp+tp",),
         }
-        many = tuple(name for name, size in self.degrees.items() if size > 1)
-        if many not in presets:
+        split_axes = tuple(name for name, size in self.degrees.items() if size > 1)
+        if split_axes not in presets:
             raise InputError('no preset has three axes: write scheme = "free" under [autopar], or a degree of 1')
-        return presets[many]
+        return presets[split_axes]
 
     def build(self) -> nn.Module:
         """The model of `[model]`: a Llama 3 of transformers with torchtitan's sizes, on the current default device."""
@@ -170,16 +170,16 @@ def read_job(path: str | Path, processes: int) -> Job:
     Raises InputError, which names file, table and option, for a file that cannot be read, and for unknown, unsupported
     or contradicting options.
     """
-    made = Job(processes, **read_tables(Path(path)))
+    job = Job(processes, **read_tables(Path(path)))
     try:
-        _check(made)
+        _check(job)
     except InputError as error:
         raise InputError(f"{path}: {error.message}") from error
-    return made
+    return job
 
 
 def _check(job: Job) -> None:
-    for name, value, known in (
+    for name, value, allowed in (
         ("[training] mixed_precision_param", job.training.mixed_precision_param, _PRECISIONS),
         (
             "[activation_checkpoint] mode",
@@ -189,8 +189,8 @@ def _check(job: Job) -> None:
         ("[optimizer] name", job.optimizer.name, ("AdamW", "Adam")),
         ("[lr_scheduler] decay_type", job.lr_scheduler.decay_type, ("linear", "sqrt", "cosine")),
     ):
-        if value not in known:
-            raise InputError(f"{name} = {value!r}: it must be {' or '.join(map(repr, known))}")
+        if value not in allowed:
+            raise InputError(f"{name} = {value!r}: it must be {' or '.join(map(repr, allowed))}")
     sizes = list(job.degrees.values())
     if min(sizes) < 1 or math.prod(sizes) != job.processes:
         text = ", ".join(f"{name} {size}" for name, size in job.degrees.items())

@@ -178,30 +178,30 @@ def read_tables(path: Path) -> dict[str, Any]:
     and for options that turn on a feature that autopar lacks.
     """
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path} cannot be read as TOML: {error}") from error
-    loose = [name for name, table in told.items() if not isinstance(table, dict)]
-    unknown = [*loose, *(text for name, table in told.items() if name not in loose for text in _unknown(name, table))]
+    loose = [name for name, table in tables.items() if not isinstance(table, dict)]
+    unknown = [*loose, *(text for name, table in tables.items() if name not in loose for text in _unknown(name, table))]
     if unknown:
         raise InputError(f"{path}: unknown: {', '.join(unknown)}: remove it, torchtitan 0.2 does not have it either")
-    for name, table in told.items():
+    for name, table in tables.items():
         for key, value in table.items():
             _check_off(path, f"{name}.{key}", value)
-    return {name: _table(path, name, kind, told.get(name, {})) for name, kind in TABLES.items()}
+    return {name: _table(path, name, kind, tables.get(name, {})) for name, kind in TABLES.items()}
 
 
 def _unknown(name: str, table: Mapping[str, Any]) -> list[str]:
     """The table's unknown options, each with the known one that is probably meant."""
     own = [field.name for field in fields(TABLES[name])] if name in TABLES else []
-    found = []
+    unknown = []
     for key in table:
         path = f"{name}.{key}"
-        known = key in own or path in _RENAMED or any(fnmatchcase(path, pattern) for pattern in (*_OFF, *_HOW))
-        if not known:
+        is_known = key in own or path in _RENAMED or any(fnmatchcase(path, pattern) for pattern in (*_OFF, *_HOW))
+        if not is_known:
             near = difflib.get_close_matches(key, own, 1)
-            found.append(f"[{name}] {key}" + (f" (is it {near[0]}?)" if near else ""))
-    return found
+            unknown.append(f"[{name}] {key}" + (f" (is it {near[0]}?)" if near else ""))
+    return unknown
 
 
 def _check_off(path: Path, name: str, value: object) -> None:
@@ -213,17 +213,17 @@ def _check_off(path: Path, name: str, value: object) -> None:
             )
 
 
-def _table(path: Path, name: str, kind: type[Table], told: Mapping[str, Any]) -> Table:
+def _table(path: Path, name: str, kind: type[Table], table: Mapping[str, Any]) -> Table:
     types = get_type_hints(kind)
-    given = {_RENAMED.get(f"{name}.{key}", key): value for key, value in told.items()}
-    values = {key: _typed(path, f"[{name}] {key}", types[key], value) for key, value in given.items() if key in types}
+    options = {_RENAMED.get(f"{name}.{key}", key): value for key, value in table.items()}
+    values = {key: _typed(path, f"[{name}] {key}", types[key], value) for key, value in options.items() if key in types}
     return kind(**values)
 
 
-def _typed(path: Path, name: str, wanted: Any, value: Any) -> Any:
-    kinds = getattr(wanted, "__args__", None) or (wanted,)
-    if getattr(wanted, "__origin__", None) is tuple:
-        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+def _typed(path: Path, name: str, annotation: Any, value: Any) -> Any:
+    kinds = getattr(annotation, "__args__", None) or (annotation,)
+    if getattr(annotation, "__origin__", None) is tuple:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise InputError(f"{path}: {name} = {value!r}: a list of texts is wanted")
     if float in kinds and type(value) is int:

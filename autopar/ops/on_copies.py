@@ -65,6 +65,6 @@ def without(result: Any, written: Sequence[torch.Tensor]) -> Any:
     """A call's result, with None in place of the tensors that it has written."""
 
     def own(tensor: torch.Tensor) -> torch.Tensor | None:
-        return None if any(tensor is one for one in written) else tensor
+        return None if any(tensor is written_tensor for written_tensor in written) else tensor
 
     return pytree.tree_map_only(torch.Tensor, own, result)

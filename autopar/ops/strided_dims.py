@@ -21,7 +21,7 @@ def dims_passed(
     >>> dims_passed((8, 4, 2), size=(4, 3, 4, 2), stride=(2, 16, 8, 1))  # of four in a sequence of eight, of each row
     [(1, 0), (2, 3)]
     """
-    found = []
+    pairs = []
     for dim, length in enumerate(shape):
         step = math.prod(shape[dim + 1 :])  # between neighbours of this dim
         for place in range(len(size)):
@@ -31,9 +31,9 @@ def dims_passed(
                 outer = [s for _, s in others if s >= step]
                 last = offset % (step * length) + sum((n - 1) * s for n, s in inner)
                 if length > 1 and last < step and all(s % (step * length) == 0 for s in outer):
-                    found.append((dim, place))
+                    pairs.append((dim, place))
                 break
-    return found
+    return pairs
 
 
 def on_part(shape: Sequence[int], part: Sequence[int], stride: Sequence[int], offset: int = 0) -> tuple[list[int], int]:

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 def damage(plan: Plan) -> str:
     """Describe the first inconsistency in the plan; "" if there is none."""
     for check in (_mesh, _training, _nodes, _parameters, _segments, _buckets, _collectives, _figures):
-        for found in check(plan):
-            return found
+        for message in check(plan):
+            return message
     return ""
 
 
-def check_given(plan: Plan, mesh_shape: tuple[int, ...], micro_batches: int, inputs: str, optimizer: str) -> None:
+def check_options(plan: Plan, mesh_shape: tuple[int, ...], micro_batches: int, inputs: str, optimizer: str) -> None:
     """Raise PlanMismatchError if the plan is for another mesh, or if an argument that is not the default differs from
     the plan's own option."""
     if tuple(plan.mesh_shape) != mesh_shape:
@@ -38,42 +38,43 @@ def check_given(plan: Plan, mesh_shape: tuple[int, ...], micro_batches: int, inp
             f"the plan is for a mesh of {'x'.join(map(str, plan.mesh_shape))}, this one is "
             f"{'x'.join(map(str, mesh_shape))}: plan again for this mesh"
         )
-    asked = {
+    options = {
         "micro_batches": (micro_batches, 1, plan.micro_batches),
         "inputs": (inputs, "global", plan.inputs),
         "optimizer": (optimizer, "adamw", plan.optimizer),
     }
-    for name, (given, default, planned) in asked.items():
-        if given not in (default, planned):
-            raise PlanMismatchError(f"the plan has {name}={planned!r}, not {given!r}: plan with that, or leave it out")
+    for name, (value, default, planned) in options.items():
+        if value not in (default, planned):
+            raise PlanMismatchError(f"the plan has {name}={planned!r}, not {value!r}: plan with that, or leave it out")
 
 
 def check_on_graph(plan: Plan, graph: fx.Graph) -> None:
     """Raise PlanMismatchError if the plan's nodes do not match those of the graph with the plan's fingerprint."""
-    if found := _damage_on(plan, graph):
-        raise PlanMismatchError(f"the plan is damaged ({found}): take it as it was saved, or plan again")
+    if message := _damage_on(plan, graph):
+        raise PlanMismatchError(f"the plan is damaged ({message}): take it as it was saved, or plan again")
 
 
 def _damage_on(plan: Plan, graph: fx.Graph) -> str:
     nodes = list(graph.nodes)
-    for one in plan.nodes:
-        if one.position >= len(nodes):
-            return f"node '{one.name}' has position {one.position}, and the graph {len(nodes)} nodes"
-        node = nodes[one.position]
-        if target_name(node) != one.target:
+    for entry in plan.nodes:
+        if entry.position >= len(nodes):
+            return f"node '{entry.name}' has position {entry.position}, and the graph {len(nodes)} nodes"
+        node = nodes[entry.position]
+        if target_name(node) != entry.target:
             return (
-                f"node '{one.name}' at position {one.position} is of {one.target}, in the graph of {target_name(node)}"
+                f"node '{entry.name}' at position {entry.position} is of {entry.target}, "
+                f"in the graph of {target_name(node)}"
             )
         shapes = tuple(tuple(tensor.shape) for tensor in output_tensors(node))
-        if one.shapes != shapes:
-            return f"node '{one.name}' has results of shapes {one.shapes}, in the graph {shapes}"
+        if entry.shapes != shapes:
+            return f"node '{entry.name}' has results of shapes {entry.shapes}, in the graph {shapes}"
         refs = tensor_inputs(node)
-        if len(refs) != len(one.inputs):
-            return f"node '{one.name}' has {len(one.inputs)} layouts of inputs, in the graph {len(refs)} inputs"
-        for i, (ref, layout) in enumerate(zip(refs, one.inputs, strict=True)):
-            for found in _unfit(f"input {i} of node '{one.name}'", layout, plan.mesh_shape, tensor_of(ref).shape):
-                return found
-    planned = {one.position for one in plan.nodes}
+        if len(refs) != len(entry.inputs):
+            return f"node '{entry.name}' has {len(entry.inputs)} layouts of inputs, in the graph {len(refs)} inputs"
+        for i, (ref, layout) in enumerate(zip(refs, entry.inputs, strict=True)):
+            for message in _unfit(f"input {i} of node '{entry.name}'", layout, plan.mesh_shape, tensor_of(ref).shape):
+                return message
+    planned = {entry.position for entry in plan.nodes}
     for position, node in enumerate(nodes):
         runs = node.op == "output" or (output_tensors(node) and not is_getitem(node))
         if runs and position not in planned:
@@ -138,33 +139,35 @@ def _nodes(plan: Plan) -> Iterator[str]:
 
 
 def _parameters(plan: Plan) -> Iterator[str]:
-    seen: set[str] = set()
-    for one in plan.parameters:
-        if one.name in seen:
-            yield f"parameter '{one.name}' is there twice"
-        seen.add(one.name)
-        yield from _unfit(f"parameter '{one.name}'", one.storage, plan.mesh_shape, one.shape)
-        if not one.storage.is_plain(plan.mesh_shape):
-            yield f"parameter '{one.name}' is stored as {one.storage}, which is no storage"
+    names: set[str] = set()
+    for parameter in plan.parameters:
+        if parameter.name in names:
+            yield f"parameter '{parameter.name}' is there twice"
+        names.add(parameter.name)
+        yield from _unfit(f"parameter '{parameter.name}'", parameter.storage, plan.mesh_shape, parameter.shape)
+        if not parameter.storage.is_plain(plan.mesh_shape):
+            yield f"parameter '{parameter.name}' is stored as {parameter.storage}, which is no storage"
 
 
 def _segments(plan: Plan) -> Iterator[str]:
     last = max((node.position for node in plan.nodes), default=-1)
-    for one in plan.recompute:
-        inside = -1 <= one.replayed <= one.last and (one.replayed == -1 or one.replayed >= one.first)
-        if not (0 <= one.first <= one.last <= last and inside):
+    for segment in plan.recompute:
+        inside = -1 <= segment.replayed <= segment.last and (
+            segment.replayed == -1 or segment.replayed >= segment.first
+        )
+        if not (0 <= segment.first <= segment.last <= last and inside):
             yield (
-                f"segment '{one.name}' goes from node {one.first} to {one.last}, replayed to {one.replayed}, and the "
-                f"last node is {last}"
+                f"segment '{segment.name}' goes from node {segment.first} to {segment.last}, replayed to "
+                f"{segment.replayed}, and the last node is {last}"
             )
-    in_order = sorted(plan.recompute, key=lambda one: one.first)
+    in_order = sorted(plan.recompute, key=lambda segment: segment.first)
     for before, after in itertools.pairwise(in_order):
         if after.first <= before.last:
             yield f"segment '{after.name}' begins at node {after.first}, and '{before.name}' ends at {before.last}"
 
 
 def _buckets(plan: Plan) -> Iterator[str]:
-    shapes = {one.name: one.shape for one in plan.parameters}
+    shapes = {parameter.name: parameter.shape for parameter in plan.parameters}
     home: dict[tuple[str, Layout, int], int] = {}
     for number, bucket in enumerate(plan.buckets):
         if len(bucket.names) != len(bucket.wanted):
@@ -180,18 +183,18 @@ def _buckets(plan: Plan) -> Iterator[str]:
 
 
 def _collectives(plan: Plan) -> Iterator[str]:
-    seen: set[tuple[object, ...]] = set()
-    for one in plan.collectives:
-        kind, _, number = one.cause.partition(" ")
+    keys: set[tuple[object, ...]] = set()
+    for c in plan.collectives:
+        kind, _, number = c.cause.partition(" ")
         if kind == "bucket" and not (number.isdigit() and int(number) < len(plan.buckets)):
-            yield f"a collective is for '{one.cause}', of {len(plan.buckets)} buckets in the plan"
-        if not 0 <= one.axis < len(plan.mesh_shape):
-            yield f"a collective for '{one.cause}' is on axis {one.axis}, of {len(plan.mesh_shape)}"
-        yield from _negative(f"a collective for '{one.cause}'", one, ("bytes", "count", "seconds"))
-        key = one.kind, one.axis, one.bytes, one.phase, one.cause
-        if key in seen:
-            yield f"{one.kind} of {one.bytes} bytes on axis {one.axis} for '{one.cause}' ({one.phase}) is there twice"
-        seen.add(key)
+            yield f"a collective is for '{c.cause}', of {len(plan.buckets)} buckets in the plan"
+        if not 0 <= c.axis < len(plan.mesh_shape):
+            yield f"a collective for '{c.cause}' is on axis {c.axis}, of {len(plan.mesh_shape)}"
+        yield from _negative(f"a collective for '{c.cause}'", c, ("bytes", "count", "seconds"))
+        key = c.kind, c.axis, c.bytes, c.phase, c.cause
+        if key in keys:
+            yield f"{c.kind} of {c.bytes} bytes on axis {c.axis} for '{c.cause}' ({c.phase}) is there twice"
+        keys.add(key)
 
 
 def _figures(plan: Plan) -> Iterator[str]:
@@ -201,7 +204,7 @@ def _figures(plan: Plan) -> Iterator[str]:
     parts = sum(plan.predicted.parts.values())
     if parts != plan.predicted.peak_bytes or min(plan.predicted.parts.values(), default=0) < 0:
         yield f"predicted has a peak of {plan.predicted.peak_bytes} bytes, and parts of {parts} in sum"
-    comm_seconds = sum(one.seconds for one in plan.collectives if one.phase != "replay")
+    comm_seconds = sum(collective.seconds for collective in plan.collectives if collective.phase != "replay")
     if not math.isclose(comm_seconds, plan.predicted.comm_seconds, rel_tol=1e-6, abs_tol=1e-12):
         yield (
             f"its collectives take {comm_seconds:.6g} s without those of replays, and predicted has comm_seconds of "

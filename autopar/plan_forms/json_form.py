@@ -37,16 +37,16 @@ def revived(kind: Any, value: Any, place: str = "") -> Any:
     if kind is Any:
         return value
     if origin is types.UnionType:
-        [one] = (argument for argument in arguments if argument is not types.NoneType)
-        return None if value is None else revived(one, value, place)
+        [inner] = (argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else revived(inner, value, place)
     if kind is Layout:
         return Layout.parse(_checked(str, value, place))
     if isinstance(kind, type) and is_dataclass(kind):
         hints, value = _hints(kind), _checked(dict, value, place)
         needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
         if missing := [name for name in needed if name not in value]:
-            more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
-            raise ValueError(f"{f'one of {place}' if place else 'it'} lacks {', '.join(missing[:_FEW])}{more}")
+            further = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
+            raise ValueError(f"{f'one of {place}' if place else 'it'} lacks {', '.join(missing[:_FEW])}{further}")
         return kind(**{name: revived(hint, value[name], name) for name, hint in hints.items() if name in value})
     if origin is tuple:
         return tuple(revived(arguments[0], item, place) for item in _checked(list, value, place))

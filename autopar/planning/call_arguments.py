@@ -28,23 +28,25 @@ def sorted_arguments(
 
     `known_names`: examples that become `known` where they have data, so that a trace may read their contents.
     """
-    given = _by_name(entry.of(model), args, kwargs, loss_fn)
-    examples = {name: value for name, value in given.items() if _is_example(value)}
-    examples |= {name: pytree.tree_map(_known, examples[name]) for name in known_names if name in examples}
-    return examples, {name: value for name, value in given.items() if name not in examples}
+    values = _by_name(entry.of(model), args, kwargs, loss_fn)
+    examples = {name: value for name, value in values.items() if _is_example(value)}
+    examples |= {
+        name: pytree.tree_map(_with_known_contents, examples[name]) for name in known_names if name in examples
+    }
+    return examples, {name: value for name, value in values.items() if name not in examples}
 
 
-def _known(leaf: Any) -> Any:
+def _with_known_contents(leaf: Any) -> Any:
     return known(leaf) if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta" else leaf
 
 
-def is_without_loss(loss_fn: LossFunction | None, given: Collection[str]) -> bool:
+def is_without_loss(loss_fn: LossFunction | None, names: Collection[str]) -> bool:
     """Whether none of a call's arguments is one that the loss needs, so that it is a call for predictions.
 
     Always False for a loss that needs only the model's output, since the arguments then do not tell.
     """
     needed = needed_by_loss(loss_fn)
-    return bool(needed) and not any(name in given for name in needed)
+    return bool(needed) and not any(name in names for name in needed)
 
 
 def _is_example(value: Any) -> bool:

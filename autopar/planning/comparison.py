@@ -15,7 +15,7 @@ from autopar.user_warnings import warn
 _UNBOUNDED_BYTES = 1 << 60  # a budget that never binds
 
 
-def check_asked(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str, ...] | None:
+def check_comparison(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str, ...] | None:
     """Check what to compare with, before anything is solved; returns the names as `alternatives` takes them.
 
     Raises InputError for a name that is no preset, no role of an axis and no pin, and for a trade-off of one point.
@@ -32,9 +32,9 @@ def check_asked(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str
         if is_preset(name):
             check_preset(name)
         elif not is_scheme(name) and read_pin(name.strip()) is None:
-            known = ", ".join(PRESETS)
+            presets = ", ".join(PRESETS)
             raise InputError(
-                f"{name!r} is no preset to compare with, and no pin: use {known}, or 'kind:pattern = layout' as in "
+                f"{name!r} is no preset to compare with, and no pin: use {presets}, or 'kind:pattern = layout' as in "
                 "'param:*.weight = S0'"
             )
     return names
@@ -92,25 +92,25 @@ def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
     for i in range(points - 1):
         budget = least + (most - least) * i // (points - 1)
         try:
-            made = prepared.solve(memory_budget_bytes=budget)
+            plan = prepared.solve(memory_budget_bytes=budget)
         except (InfeasibleError, TimeLimitError) as error:
             warn(f"the curve has no plan for a budget of {show_bytes(budget)}: {error.message}")
             continue
-        yield _point(budget, made)
+        yield _point(budget, plan)
     yield _point(most, free)
 
 
-def _point(budget_bytes: int, made: Plan) -> TradeoffPoint:
-    p = made.predicted
+def _point(budget_bytes: int, plan: Plan) -> TradeoffPoint:
+    p = plan.predicted
     return TradeoffPoint(budget_bytes, p.peak_bytes, p.step_seconds, p.recompute_seconds)
 
 
-def _of(name: str, made: Plan) -> Alternative:
-    proof = made.certificate
+def _of(name: str, plan: Plan) -> Alternative:
+    proof = plan.certificate
     return Alternative(
         name,
         fits=True,
-        predicted=replace(made.predicted, moments=()),
-        comm_bytes=sum(c.bytes * c.count for c in made.collectives),
+        predicted=replace(plan.predicted, moments=()),
+        comm_bytes=sum(c.bytes * c.count for c in plan.collectives),
         note="" if proof.status == "optimal" else f"{proof.status}: a plan {100 * proof.gap:.1f} % faster may exist",
     )

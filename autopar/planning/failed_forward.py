@@ -26,18 +26,22 @@ def as_untraceable(error: Exception, model: nn.Module, compute: torch.dtype | No
 def _innermost(error: Exception, model: nn.Module) -> str:
     """The innermost running module: torch's own layers, as in an nn.Sequential, have no line of user code to name."""
     running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    module = next((one for one in reversed(running) if isinstance(one, nn.Module)), None)
+    module = next((candidate for candidate in reversed(running) if isinstance(candidate, nn.Module)), None)
     if module is None:
         return ""
-    paths = [path for path, one in model.named_modules(remove_duplicate=False) if one is module]  # more if shared
+    paths = [
+        path for path, candidate in model.named_modules(remove_duplicate=False) if candidate is module
+    ]  # more if shared
     if "" in paths:
         return "the root module"
     return f"{' or '.join(paths[:3])} ({type(module).__name__})" if paths else type(module).__name__
 
 
 def _about_dtypes(message: str, compute: torch.dtype | None) -> str:
-    there = f"; all but buffers is {compute} there: cast what these give (y.to(x.dtype)), or plan with precision='fp32'"
-    return there if compute is not None and "dtype" in message else ""
+    advice = (
+        f"; all but buffers is {compute} there: cast what these give (y.to(x.dtype)), or plan with precision='fp32'"
+    )
+    return advice if compute is not None and "dtype" in message else ""
 
 
 def _about_caches(error: Exception, model: nn.Module) -> str:

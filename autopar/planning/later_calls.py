@@ -28,11 +28,11 @@ def request_beside(plan: Plan, request: Request) -> Request:
     others are asked for.
     """
     leaves, _ = split_requests(plan.constraints)
-    asked = request.memory_budget_bytes
+    budget_bytes = request.memory_budget_bytes
     return replace(
         request,
         constraints=tuple(dict.fromkeys((*leaves, *(request.constraints or plan.constraints)))),
-        memory_budget_bytes=plan.memory_budget_bytes if asked is None else asked,
+        memory_budget_bytes=plan.memory_budget_bytes if budget_bytes is None else budget_bytes,
     )
 
 
@@ -50,7 +50,9 @@ def trace_first(
     """
     traced = trace_for(model, examples, constants, request, watch)
     if repeated([leaf.example for leaf in traced.inputs.leaves]):
-        together = trace_for(model, examples, constants, request, watch, same_inputs=True, set_again=traced.set_again)
+        together = trace_for(
+            model, examples, constants, request, watch, same_inputs=True, set_again=traced.found_states.set_again
+        )
         if together.does_as(traced):
             traced.other_keys.append(together.own_key)
     return traced
@@ -81,7 +83,13 @@ def trace_later(
     alone = is_without_loss(request.loss_fn, {*examples, *constants})
     call = model, examples, constants, request, watch
     again = partial(
-        trace_for, *call, without_loss=alone, later=True, entry=entry, states=states, set_again=first.set_again
+        trace_for,
+        *call,
+        without_loss=alone,
+        later=True,
+        entry=entry,
+        states=states,
+        set_again=first.found_states.set_again,
     )
     traced = again(same_inputs=True)
     if traced.inputs.same and traced.does_as(apart := again()):
@@ -92,4 +100,4 @@ def trace_later(
 
 def plan_that_does(traced: Traced, earlier: Iterable[tuple[Any, Plan]]) -> Plan | None:
     """The plan of an earlier trace that computes the same as this one, or None."""
-    return next((plan for one, plan in earlier if traced.does_as(one)), None)
+    return next((plan for earlier_trace, plan in earlier if traced.does_as(earlier_trace)), None)

@@ -38,10 +38,10 @@ def split_requests(constraints: Iterable[str]) -> tuple[tuple[str, ...], tuple[s
     >>> split_requests(["fsdp", "leaf:layers.*.experts"])
     (('leaf:layers.*.experts',), ('fsdp',))
     """
-    found = [text.strip() for text in constraints]
+    texts = [text.strip() for text in constraints]
     return (
-        tuple(text for text in found if text.startswith(_KIND)),
-        tuple(text for text in found if not text.startswith(_KIND)),
+        tuple(text for text in texts if text.startswith(_KIND)),
+        tuple(text for text in texts if not text.startswith(_KIND)),
     )
 
 
@@ -88,7 +88,7 @@ def _is_asked(path: str, patterns: Iterable[str]) -> bool:
 
 def warn_of_leaves(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints: Sequence[str]) -> None:
     """One LeafWarning for each kind of leaves that nobody asked for. `reasons`: why modules could not be traced."""
-    alike: dict[tuple[str, str, bool], list[str]] = {}
+    paths_by_kind: dict[tuple[str, str, bool], list[str]] = {}
     for node in graph.nodes:
         call = node.target
         if not isinstance(call, LeafCall) or is_accepted(call, constraints):
@@ -97,10 +97,10 @@ def warn_of_leaves(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraint
         why = reasons.get(call.module) if is_module else call.reason
         if why is not None:  # otherwise it is a registered leaf
             kind = type(call.module).__name__ if is_module else call.noun
-            paths = alike.setdefault((kind, why, call.rule is not None), [])
+            paths = paths_by_kind.setdefault((kind, why, call.rule is not None), [])
             if not is_module or call.path not in paths:  # a module may be called twice
                 paths.append(call.path)
-    for (kind, why, split), paths in alike.items():
+    for (kind, why, split), paths in paths_by_kind.items():
         others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         then = (
             "is one op, which only the batch splits" if split else "cannot be traced and will run whole on every rank"
@@ -114,24 +114,24 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
     `reasons`: why modules could not be traced. Leaves at the same place of repeated layers are counted together. Their
     FLOPs are estimates (see `NodeCost.estimated`).
     """
-    alike: dict[str, list[fx.Node]] = defaultdict(list)
+    calls_by_pattern: dict[str, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         call = node.target
         if isinstance(call, LeafCall) and call.rule is None and not is_accepted(call, constraints):
-            alike[re.sub(r"(?<![^.])\d+(?![^.])", "*", call.path)].append(node)
-    total = sum(total_flops(graph)) if alike else 0
-    for pattern, nodes in alike.items():
+            calls_by_pattern[re.sub(r"(?<![^.])\d+(?![^.])", "*", call.path)].append(node)
+    total = sum(total_flops(graph)) if calls_by_pattern else 0
+    for pattern, nodes in calls_by_pattern.items():
         costs = [node.meta[COST] for node in nodes]
         share = sum(cost.flops_forward + cost.flops_backward for cost in costs) / max(total, 1)
         if share > LARGEST_SHARE:
             call = nodes[0].target
             assert isinstance(call, LeafCall)
-            what = f"{len(nodes)} {call.noun}s '{pattern}'" if len(nodes) > 1 else f"{call.noun} '{call.path}'"
-            what += f" ({type(call.module).__name__})" if call.noun == LeafCall.noun else ""
+            subject = f"{len(nodes)} {call.noun}s '{pattern}'" if len(nodes) > 1 else f"{call.noun} '{call.path}'"
+            subject += f" ({type(call.module).__name__})" if call.noun == LeafCall.noun else ""
             reason = (call.reason or reasons.get(call.module, "a registered leaf")).rstrip(".")
             reason += f"; nor can the batch split it: {call.whole}" if call.whole and call.whole not in reason else ""
             raise UntraceableError(
-                f"{what} would run whole on every rank, with about {share:.0%} of the "
+                f"{subject} would run whole on every rank, with about {share:.0%} of the "
                 f"model's FLOPs (an estimate), because of this: {reason}. Write it so that it can be traced (where "
                 "data decide: mixtures of experts of transformers have experts_implementation='grouped_mm'; or give "
                 "the input that decides as a known example, autopar.known), or accept it with "

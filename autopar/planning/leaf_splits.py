@@ -51,23 +51,23 @@ def find_splits(graph: fx.Graph) -> None:
 
     `graph` comes from `show_leaf_tensors`. Leaves of the same kind with inputs of the same shapes are traced once.
     """
-    known: dict[Hashable, Split] = {}
+    splits: dict[Hashable, Split] = {}
     for node in graph.nodes:
         call = node.target
         if not isinstance(call, LeafCall) or call.noun != LeafCall.noun:
             continue
         key = (call.kind, _options(call.module), _described(value(node.args)))
-        if key not in known:
-            known[key] = _split(node, call)
-        call.rule, call.whole = known[key]
+        if key not in splits:
+            splits[key] = _split(node, call)
+        call.rule, call.whole = splits[key]
 
 
 def _options(module: nn.Module) -> str:
     """The plain values that a module and its submodules hold, without the index of their layer (`layer_idx`)."""
     plain = (bool, int, float, str, torch.dtype, type(None))
     parts = [vars(part).items() for part in module.modules()]
-    kept = [[(k, v) for k, v in part if isinstance(v, plain) and not k.startswith("layer_")] for part in parts]
-    return repr(kept)
+    plain_values = [[(k, v) for k, v in part if isinstance(v, plain) and not k.startswith("layer_")] for part in parts]
+    return repr(plain_values)
 
 
 def _described(arguments: Any) -> str:
@@ -80,14 +80,14 @@ def _split(node: fx.Node, call: LeafCall) -> Split:
     """Trace a leaf's module alone on the node's inputs, and check that the rows of the first input stay independent."""
     own, args, kwargs = node.args
     try:
-        given = inspect.signature(call.module.forward).bind(*value(args), **value(kwargs))
+        bound = inspect.signature(call.module.forward).bind(*value(args), **value(kwargs))
     except TypeError as error:
         return Split(None, str(error))
-    kinds = {p.kind for n, p in given.signature.parameters.items() if n in given.arguments}
+    kinds = {p.kind for n, p in bound.signature.parameters.items() if n in bound.arguments}
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return Split(None, "it takes any number of arguments")
-    named = dict(given.arguments)
-    for name, parameter in given.signature.parameters.items():
+    named = dict(bound.arguments)
+    for name, parameter in bound.signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             named |= named.pop(name, {})
     tensors = [t for t in pytree.tree_leaves(named) if isinstance(t, torch.Tensor) and t.dim()]
@@ -98,14 +98,14 @@ def _split(node: fx.Node, call: LeafCall) -> Split:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = trace(call.module, named, parameter_dtype=floating[0].dtype if floating else None)
+            traced = trace(call.module, named, parameter_dtype=floating[0].dtype if floating else None)
     except AutoparError as error:
         return Split(None, error.message)
     except Exception as error:  # user code may raise anything on made-up arguments
         return Split(None, f"{type(error).__name__}: {error}")
-    inputs = [n for n in found.graph.nodes if n.op == "placeholder"]
+    inputs = [n for n in traced.graph.nodes if n.op == "placeholder"]
     try:
-        _check(found.graph, [n for n in inputs if _has_rows(output_tensors(n)[0], rows)])
+        _check(traced.graph, [n for n in inputs if _has_rows(output_tensors(n)[0], rows)])
     except Together as error:
         return Split(None, str(error))
     refs = tensor_inputs(node)
@@ -168,10 +168,10 @@ def _filled(node: fx.Node, counts: dict[fx.Node, bool]) -> Spot:
     sizes = [size for size in pytree.tree_leaves(list(node.args)) if isinstance(size, (int, fx.Node))]
     if op_name(node).startswith("new_"):
         sizes = sizes[1:]
-    found = [(dim, counts[size]) for dim, size in enumerate(sizes) if isinstance(size, fx.Node) and size in counts]
-    if op_name(node) not in _FILLED or [is_number for _, is_number in found] != [True]:
+    row_dims = [(dim, counts[size]) for dim, size in enumerate(sizes) if isinstance(size, fx.Node) and size in counts]
+    if op_name(node) not in _FILLED or [is_number for _, is_number in row_dims] != [True]:
         raise Together(f"{_named(node)} makes a tensor after the number of rows")
-    return Spot(found[0][0], 1)
+    return Spot(row_dims[0][0], 1)
 
 
 def _follow(node: fx.Node, refs: list[TensorRef], spots: dict[TensorRef, Spot], counted: bool) -> None:
@@ -196,10 +196,10 @@ def _follow(node: fx.Node, refs: list[TensorRef], spots: dict[TensorRef, Spot], 
     numbers = [n for n in pytree.tree_leaves(list(node.args[1:])) if isinstance(n, int)]
     if (counted and name not in _SHAPED) or (name in _SHAPED and not counted and -1 not in numbers):
         raise Together(f"{_named(node)} takes a number that may be that of the rows")
-    for i, lies in enumerate(spot[place.factor] for spot in bound.spots[bound.inputs :]):
-        if lies is None:
+    for i, spot_of_factor in enumerate(spot[place.factor] for spot in bound.spots[bound.inputs :]):
+        if spot_of_factor is None:
             raise Together(f"rows are joined in {_named(node)}")
-        spots[TensorRef(node, i)] = Spot(lies.dim, lies.outer * place.outer)
+        spots[TensorRef(node, i)] = Spot(spot_of_factor.dim, spot_of_factor.outer * place.outer)
 
 
 def _named(node: fx.Node) -> str:

@@ -25,9 +25,9 @@ def mask_notes(graph: fx.Graph) -> tuple[str, ...]:
                 readers.setdefault(mask, []).append(node)
     by_input: dict[fx.Node, list[fx.Node]] = {}
     for mask in readers:
-        asked = _mask_input(mask)
-        if asked is not None:
-            by_input.setdefault(asked, []).append(mask)
+        mask_input = _mask_input(mask)
+        if mask_input is not None:
+            by_input.setdefault(mask_input, []).append(mask)
     return tuple(
         f"attention ({sum(len(readers[mask]) for mask in masks)} ops) reads a mask of "
         f"{'x'.join(map(str, masks[0].meta[VAL].shape))} made of the input {source.target}, whatever its contents. "
@@ -39,7 +39,7 @@ def mask_notes(graph: fx.Graph) -> tuple[str, ...]:
 
 def _mask_input(mask: fx.Node) -> fx.Node | None:
     """The only input that a mask is computed from, if it is [batch, tokens] and called a mask; else None."""
-    inputs, waiting, seen = [], [mask], {mask}
+    inputs, waiting, visited = [], [mask], {mask}
     while waiting:
         node = waiting.pop()
         if isinstance(node.meta.get(VAL), (int, float)):
@@ -48,8 +48,8 @@ def _mask_input(mask: fx.Node) -> fx.Node | None:
             return None
         if node.op == "placeholder":
             inputs.append(node)
-        waiting += [source for source in node.all_input_nodes if source not in seen]
-        seen.update(node.all_input_nodes)
+        waiting += [source for source in node.all_input_nodes if source not in visited]
+        visited.update(node.all_input_nodes)
     if len(inputs) != 1 or "mask" not in str(inputs[0].target) or inputs[0].meta[VAL].ndim != 2:
         return None
     return inputs[0]

@@ -47,7 +47,7 @@ def _ordered(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
         return
     for first in range(2, devices // 2 + 1):
         if devices % first == 0:
-            yield from ((first, *rest) for rest in _ordered(devices // first, axes - 1))
+            yield from ((first, *others) for others in _ordered(devices // first, axes - 1))
 
 
 def planned_meshes(ready: Sequence[Prepared], preset: str, meshes: Sequence[tuple[int, ...]]) -> Iterator[MeshResult]:
@@ -60,7 +60,7 @@ def planned_meshes(ready: Sequence[Prepared], preset: str, meshes: Sequence[tupl
     for shape in meshes:
         cluster = Cluster.preset(preset, shape)
         try:
-            _, made = fastest(one.on(cluster) for one in ready)
+            _, plan = fastest(prepared.on(cluster) for prepared in ready)
         except InputError as error:
             mistakes.append(error)
             if len(mistakes) == len(meshes):
@@ -69,7 +69,7 @@ def planned_meshes(ready: Sequence[Prepared], preset: str, meshes: Sequence[tupl
         except AutoparError as error:  # nothing fits, or the time limit was reached
             yield MeshResult(shape, None, note=error.message, **budget_bounds(error))
         else:
-            yield MeshResult(shape, made)
+            yield MeshResult(shape, plan)
 
 
 def ranked(results: Sequence[MeshResult]) -> list[MeshResult]:

@@ -48,8 +48,8 @@ def _divided(micro_batches: int | Sequence[int], meta_args: Examples, ranks: int
         return [(count_of("micro_batches", micro_batches), meta_args)]
     if not micro_batches:
         raise InputError("micro_batches is empty: name the numbers to choose from, such as [1, 2, 4]")
-    found = {count: part(meta_args, count, ranks) for count in micro_batches}
-    return sorted(found.items(), key=lambda one: one[0])
+    parts = {count: part(meta_args, count, ranks) for count in micro_batches}
+    return sorted(parts.items(), key=lambda count_and_part: count_and_part[0])
 
 
 def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
@@ -62,33 +62,35 @@ def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
     If none has a plan, raises the TimeLimitError of a number that may still have one, else the InfeasibleError of the
     number that needs the least memory.
     """
-    found: list[tuple[Prepared, Plan]] = []
+    best_so_far: list[tuple[Prepared, Plan]] = []
     plans: list[Plan] = []
     bounds: list[float] = []
     refusals: list[InfeasibleError] = []
     late: list[tuple[Prepared, TimeLimitError | InfeasibleError]] = []
-    for one in ready:
-        request = one.request
+    for prepared in ready:
+        request = prepared.request
         try:
-            made = one.solve()
+            plan = prepared.solve()
         except (InfeasibleError, TimeLimitError) as error:
             if isinstance(error, InfeasibleError):
                 refusals.append(error)
             if not _is_proven(error, request):
-                late.append((one, error))
+                late.append((prepared, error))
             continue
-        plans.append(made)
-        bounds.append(made.certificate.bound)
-        found = [min((*found, (one, made)), key=lambda pair: pair[1].predicted.step_seconds)]  # frees slower plans
-    if not found:
+        plans.append(plan)
+        bounds.append(plan.certificate.bound)
+        best_so_far = [
+            min((*best_so_far, (prepared, plan)), key=lambda pair: pair[1].predicted.step_seconds)
+        ]  # frees slower plans
+    if not best_so_far:
         if timed_out := [reason for _, reason in late if isinstance(reason, TimeLimitError)]:
             raise timed_out[0]
-        raise min(refusals, key=lambda one: one.smallest_budget_bytes or float("inf"))
-    [(best, chosen)] = found
-    for one, reason in late:
-        bounds.append(_bound_without_budget(one))
-        warn(f"{one.request.micro_batches} micro-batches are left out: {reason.message}")
-    seconds = {stage: sum(made.planning_seconds.get(stage, 0.0) for made in plans) for stage in chosen.planning_seconds}
+        raise min(refusals, key=lambda prepared: prepared.smallest_budget_bytes or float("inf"))
+    [(best, chosen)] = best_so_far
+    for prepared, reason in late:
+        bounds.append(_bound_without_budget(prepared))
+        warn(f"{prepared.request.micro_batches} micro-batches are left out: {reason.message}")
+    seconds = {stage: sum(plan.planning_seconds.get(stage, 0.0) for plan in plans) for stage in chosen.planning_seconds}
     return best, replace(chosen, certificate=_of_all(chosen.certificate, min(bounds)), planning_seconds=seconds)
 
 
@@ -108,13 +110,13 @@ def _is_proven(error: AutoparError, request: Request) -> bool:
     return least is None or least >= request.budget_bytes_on(request.cluster)
 
 
-def _bound_without_budget(one: Prepared) -> float:
+def _bound_without_budget(prepared: Prepared) -> float:
     """Lower bound in seconds for any plan, whatever memory it takes; 0 where that takes too long to compute."""
     try:
-        made = one.solve(memory_budget_bytes=_NO_BUDGET)
+        plan = prepared.solve(memory_budget_bytes=_NO_BUDGET)
     except TimeLimitError:
         return 0.0
-    return made.certificate.bound
+    return plan.certificate.bound
 
 
 def part(meta_args: Examples, count: int, ranks: int = 1) -> Examples:
@@ -143,5 +145,5 @@ def part(meta_args: Examples, count: int, ranks: int = 1) -> Examples:
             return leaf[: rows // count]
         return leaf
 
-    found: Examples = pytree.tree_map(divided, dict(meta_args))
-    return found
+    examples: Examples = pytree.tree_map(divided, dict(meta_args))
+    return examples

@@ -45,19 +45,19 @@ def streams(prepared: Prepared, plan: Plan, resolution: int = 1000) -> tuple[Spa
     Raises PlanMismatchError where `prepared` does not hold the plan's graph.
     """
     step = simulated(prepared, plan)
-    found: list[Span] = []
+    spans: list[Span] = []
     for stream in step.streams:
         start = end = 0.0
         kind = ""
         for event in (e for e in step.events if e.stream == stream and e.seconds > 0):
             if event.kind != kind or event.start_seconds - end > step.step_seconds / resolution:
                 if kind:
-                    found.append(Span(stream, kind, start, end - start))
+                    spans.append(Span(stream, kind, start, end - start))
                 start, kind = event.start_seconds, event.kind
             end = event.start_seconds + event.seconds
         if kind:
-            found.append(Span(stream, kind, start, end - start))
-    return tuple(found)
+            spans.append(Span(stream, kind, start, end - start))
+    return tuple(spans)
 
 
 def predicted_on(prepared: Prepared, plan: Plan, cluster: Cluster) -> Prediction:
@@ -76,17 +76,19 @@ def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[
     check_fingerprints(plan.fingerprints, fingerprints(prepared.model, prepared.traced.graph, cluster.shape))
     check_on_graph(plan, prepared.traced.graph)
     nodes = list(prepared.traced.graph.nodes)
-    alike: dict[int, dict[object, list[Strategy]]] = {}  # by list of strategies (equal nodes share one): by layouts
+    by_layouts: dict[
+        int, dict[object, list[Strategy]]
+    ] = {}  # by list of strategies (equal nodes share one): by layouts
     chosen = {}
-    for wanted in plan.nodes:
-        node = nodes[wanted.position]
+    for node_plan in plan.nodes:
+        node = nodes[node_plan.position]
         every = prepared.strategies.get(node, ())
-        forms = alike.get(id(every))
+        forms = by_layouts.get(id(every))
         if forms is None:
-            forms = alike[id(every)] = {}
+            forms = by_layouts[id(every)] = {}
             for s in every:
                 forms.setdefault((s.inputs, s.outputs, s.local), []).append(s)
-        options = forms.get((wanted.inputs, wanted.outputs, wanted.local), [])
+        options = forms.get((node_plan.inputs, node_plan.outputs, node_plan.local), [])
         if len(options) > 1:
             options = [min(options, key=lambda s: sum(node_seconds(node, s, cluster.device, cluster.shape)))]
         if options:
@@ -161,11 +163,14 @@ class Restated:
         return {parameter.name: parameter for parameter in self.plan.parameters}
 
 
-def _check_announced(planned: Sequence[Collective], found: Sequence[Collective]) -> None:
+def _check_announced(planned: Sequence[Collective], resulting: Sequence[Collective]) -> None:
     """Raise PlanMismatchError where a plan lists other collectives than its decisions result in."""
-    wanted, there = ({(c.kind, c.bytes, c.axis, c.cause, c.phase): c.count for c in some} for some in (planned, found))
-    for key in [*wanted, *there]:
-        announces, makes = wanted.get(key, 0), there.get(key, 0)
+    announced, made = (
+        {(c.kind, c.bytes, c.axis, c.cause, c.phase): c.count for c in collectives}
+        for collectives in (planned, resulting)
+    )
+    for key in [*announced, *made]:
+        announces, makes = announced.get(key, 0), made.get(key, 0)
         if announces != makes:
             kind, size, axis, cause, phase = key
             raise PlanMismatchError(

@@ -138,7 +138,7 @@ class _Measuring:
         self._tell(probe.name)
         probe.run()
         count = self._repeats(self._timed(probe.run), self.share, 1000)
-        return probe.amount / self._kept(probe.name, [max(self._timed(probe.run), 1e-9) for _ in range(count)])
+        return probe.amount / self._mean(probe.name, [max(self._timed(probe.run), 1e-9) for _ in range(count)])
 
     def _axes(self, mesh: DeviceMesh, device: Device) -> tuple[Axis, ...]:
         """Fit each axis to its measured collectives, during which all groups of the axis communicate at once."""
@@ -153,13 +153,13 @@ class _Measuring:
             calls, between = probes.collectives(mesh.device_type, size, group), probes.between(mesh.device_type)
             share = self.links / self.busy_axes / len(calls)
             samples = []
-            for number, alike in enumerate(calls):
+            for number, equal_calls in enumerate(calls):
                 if number >= _ENDS and self._is_late():
                     break
                 timed = self._within_work if self.kind == "cpu" else self._apart
-                times = timed([run for _, _, run in alike], between, share)
-                for (kind, count, _), taken in zip(alike, times, strict=True):
-                    samples.append(Sample(kind, count, self._kept(f"{name}: {kind} of {count} bytes", taken)))
+                times = timed([run for _, _, run in equal_calls], between, share)
+                for (kind, count, _), seconds in zip(equal_calls, times, strict=True):
+                    samples.append(Sample(kind, count, self._mean(f"{name}: {kind} of {count} bytes", seconds)))
             axes.append(fit_axis(name, size, samples))
         return tuple(axes)
 
@@ -193,8 +193,8 @@ class _Measuring:
         times: list[list[float]] = [[] for _ in calls]
         for _ in range(self._repeats(length * once, seconds, 20)):
             alone = stretch(None, length)
-            for taken, run in zip(times, calls, strict=True):
-                taken.append(max(stretch(run, length) - alone, 1e-7))
+            for seconds_of_call, run in zip(times, calls, strict=True):
+                seconds_of_call.append(max(stretch(run, length) - alone, 1e-7))
         return times
 
     def _apart(self, calls: Sequence[Callable[[], Any]], between: Work, seconds: float) -> list[list[float]]:
@@ -234,7 +234,7 @@ class _Measuring:
             self._timed(piece)
         together()
 
-    def _kept(self, name: str, values: Sequence[float]) -> float:
+    def _mean(self, name: str, values: Sequence[float]) -> float:
         """The mean over values and ranks; records the spread, half the interquartile range relative to the mean.
 
         A step is a sum of such calls, hence the mean. It leaves out the slowest tenth, which something else held up.
@@ -255,9 +255,9 @@ class _Measuring:
             torch.cuda.synchronize()
         return self.clock() - begin
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, measurement: str) -> None:
         self.told += 1
-        self.progress(f"measuring {what} ({self.told} of {self.steps}) ...")
+        self.progress(f"measuring {measurement} ({self.told} of {self.steps}) ...")
 
 
 def _memory_bytes(kind: str) -> int:

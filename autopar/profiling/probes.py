@@ -106,11 +106,11 @@ def pointwise(kind: str) -> Probe:
     def leaves(device: str) -> list[torch.Tensor]:
         return [torch.ones(s, dtype=dtype, device=device, requires_grad=True) for s in (shape, shape[1:])]
 
-    there = leaves("meta")
-    counted = measure(lambda: chain(*there), there)
+    meta_leaves = leaves("meta")
+    counted = measure(lambda: chain(*meta_leaves), meta_leaves)
     moved = counted.forward.moved_bytes + counted.backward.moved_bytes
-    here = [leaves(kind) for _ in range(max(2, _COLD_BYTES // there[0].nbytes))]
-    return Probe("pointwise", moved, _in_turn(run, here))
+    device_leaves = [leaves(kind) for _ in range(max(2, _COLD_BYTES // meta_leaves[0].nbytes))]
+    return Probe("pointwise", moved, _in_turn(run, device_leaves))
 
 
 def launch(kind: str) -> Probe:
@@ -128,11 +128,11 @@ def launch(kind: str) -> Probe:
         shapes = ((1, 2, 12), (36, 12), (12,))
         return [torch.ones(shape, device=device, requires_grad=True) for shape in shapes]
 
-    there, here = leaves("meta"), leaves(kind)
-    counted = measure(lambda: block(*there), there)
+    meta_leaves, device_leaves = leaves("meta"), leaves(kind)
+    counted = measure(lambda: block(*meta_leaves), meta_leaves)
 
     def run() -> None:
-        torch.autograd.grad(block(*here).sum(), here)
+        torch.autograd.grad(block(*device_leaves).sum(), device_leaves)
 
     return Probe("launches", counted.forward.kernels + counted.backward.kernels, run)
 
@@ -152,11 +152,11 @@ def parameters(mesh: DeviceMesh) -> tuple[Probe, Probe]:
     whole = [Replicate()] * mesh.ndim
     stored = [torch.nn.Parameter(DTensor.from_local(p.detach().clone(), mesh, whole, run_check=False)) for p in plain]
 
-    def run(held: Sequence[torch.Tensor]) -> None:
-        transit = Transit(Route(), [], held, Accumulation(1))
-        read = [local_of(parameter, transit, place, str(place)) for place, parameter in enumerate(held)]
+    def run(tensors: Sequence[torch.Tensor]) -> None:
+        transit = Transit(Route(), [], tensors, Accumulation(1))
+        read = [local_of(parameter, transit, place, str(place)) for place, parameter in enumerate(tensors)]
         torch.autograd.backward(read, [tensor.detach() for tensor in read])
-        for parameter in held:
+        for parameter in tensors:
             parameter.grad = None
 
     return Probe("parameters", count, partial(run, stored)), Probe("plain parameters", count, partial(run, plain))

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from autopar.python.containers import length
+
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 _CONTAINERS = list, tuple, dict
 _MOST = 10_000  # elements: a longer container is taken for data and not searched
@@ -61,22 +63,22 @@ class Held:
 
 
 def _tensors(module: nn.Module) -> Iterator[_Place]:
-    own, seen = vars(module), {id(module)}
+    own, visited = vars(module), {id(module)}
     for name, value in list(own.items()):
-        is_filled = isinstance(value, _CONTAINERS) and len(value) and name not in _REGISTERED
+        is_filled = isinstance(value, _CONTAINERS) and length(value) and name not in _REGISTERED
         if is_filled or isinstance(value, torch.Tensor):
-            yield from _inside(_item(own, name), seen)
+            yield from _inside(_item(own, name), visited)
 
 
-def _inside(place: _Place, seen: set[int]) -> Iterator[_Place]:
+def _inside(place: _Place, visited: set[int]) -> Iterator[_Place]:
     """The tensors at a place, in a container there, and in containers nested in it."""
     value = place.get()
     if isinstance(value, torch.Tensor):
         yield place
-    elif isinstance(value, _CONTAINERS) and id(value) not in seen and 0 < len(value) <= _MOST:
-        seen.add(id(value))
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
-            yield from _inside(_part(place, key) if isinstance(value, tuple) else _item(value, key), seen)
+    elif isinstance(value, _CONTAINERS) and id(value) not in visited and 0 < length(value) <= _MOST:
+        visited.add(id(value))
+        for key in list(value) if isinstance(value, dict) else range(length(value)):
+            yield from _inside(_part(place, key) if isinstance(value, tuple) else _item(value, key), visited)
 
 
 def _item(container: Any, key: Any) -> _Place:

@@ -72,13 +72,13 @@ def one_process(where: Callable[[], str] = str) -> Iterator[None]:
 @functools.cache
 def _codes() -> list[tuple[FunctionType, CodeType, CodeType]]:
     """The functions of torch to replace, each with its code object and the replacement."""
-    found = []
+    codes = []
     for name in (*_ANSWERS, *_EXCHANGES):
         function = getattr(dist, name, None)
         if isinstance(function, FunctionType):  # not every version of torch has it
             code = forwarding(functools.partial(_answer, name, original(function)), function.__code__)
-            found.append((function, function.__code__, code))
-    return found
+            codes.append((function, function.__code__, code))
+    return codes
 
 
 def _answer(name: str, before: FunctionType, *args: Any, **kwargs: Any) -> Any:

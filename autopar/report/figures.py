@@ -73,8 +73,8 @@ def busy_parts(predicted: Prediction, replayed_seconds: float = 0.0) -> dict[str
     parts["recompute"] -= replayed_seconds
     parts["communication"] += replayed_seconds
     for name in ("communication", "recompute"):
-        taken = min(hidden, parts[name])
-        parts[name], hidden = parts[name] - taken, hidden - taken
+        hidden_part = min(hidden, parts[name])
+        parts[name], hidden = parts[name] - hidden_part, hidden - hidden_part
     return parts
 
 
@@ -110,17 +110,17 @@ def peak_moment(plan: Plan) -> Moment | None:
 def recomputed_names(segments: Sequence[Segment]) -> list[tuple[str, int]]:
     """Names of recomputed segments, and how many; numbered siblings are merged: ("transformer.h.{0-5}", 6)."""
     numbered: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    found: list[tuple[str, int]] = []
+    names: list[tuple[str, int]] = []
     for segment in segments:
         parts = segment.name.split(".")
         at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
         if at is None:
-            found.append((segment.name, 1))
+            names.append((segment.name, 1))
         else:
             numbered[".".join(parts[:at]), ".".join(["", *parts[at + 1 :]])].append(int(parts[at]))
     for (head, tail), indices in numbered.items():
-        found.append((f"{head}.{ranges(indices)}{tail}".lstrip("."), len(indices)))
-    return found
+        names.append((f"{head}.{ranges(indices)}{tail}".lstrip("."), len(indices)))
+    return names
 
 
 def recomputed_ops(plan: Plan) -> int:
@@ -141,18 +141,18 @@ def all_notes(plan: Plan) -> tuple[str, ...]:
 def device_notes(plan: Plan) -> tuple[str, ...]:
     """Notes if the peak exceeds the device's memory (the budget allowed it), or if its compute dtype is slow."""
     device, notes = plan.cluster.get("device", {}), []
-    name, has, peak = device.get("name", ""), device.get("memory_bytes"), plan.predicted.peak_bytes
-    if has is not None and peak > has:
-        notes.append(f"the peak of {show_bytes(peak)} is more than the {show_bytes(has)} that one {name} has")
+    name, memory_bytes, peak = device.get("name", ""), device.get("memory_bytes"), plan.predicted.peak_bytes
+    if memory_bytes is not None and peak > memory_bytes:
+        notes.append(f"the peak of {show_bytes(peak)} is more than the {show_bytes(memory_bytes)} that one {name} has")
     rates, compute = device.get("flops_per_s", {}), plan.precision.get("compute") or ""
     halves = {"bfloat16": ("float16", "fp16"), "float16": ("bfloat16", "bf16")}
     if compute in halves and rates:
-        other, asked = halves[compute]
+        other, option = halves[compute]
         own, others = (rates.get(dtype, rates["float32"]) for dtype in (compute, other))
         if own <= rates["float32"] < others:
             notes.append(
                 f"{name} has no fast {compute} matrix products: {own / 1e12:.3g} TFLOP/s, against "
-                f'{others / 1e12:.3g} TFLOP/s in {other} (precision="{asked}")'
+                f'{others / 1e12:.3g} TFLOP/s in {other} (precision="{option}")'
             )
     return tuple(notes)
 

@@ -97,9 +97,9 @@ def _run(module: _Module[Row], position: int) -> list[str]:
     names = [str(module.entries[position])]
     if not names[0].isdigit():
         return names
-    wanted = module.inside[names[0]].signature()
+    signature = module.inside[names[0]].signature()
     for entry, is_row in zip(module.entries[position + 1 :], module.is_row[position + 1 :], strict=True):
-        if is_row or not str(entry).isdigit() or module.inside[str(entry)].signature() != wanted:
+        if is_row or not str(entry).isdigit() or module.inside[str(entry)].signature() != signature:
             break
         names.append(str(entry))
     return names

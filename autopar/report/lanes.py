@@ -37,7 +37,7 @@ def lanes(plan: Plan) -> list[Lane]:
     return [Lane(name, tuple(s for s in plan.streams if s.stream == name), end) for name in names]
 
 
-def kinds(found: list[Lane]) -> list[str]:
+def kinds(lanes: list[Lane]) -> list[str]:
     """The kinds of work on any of the lanes, in the order of the report."""
-    present = {span.kind for lane in found for span in lane.spans}
+    present = {span.kind for lane in lanes for span in lane.spans}
     return [kind for kind in STEP if kind in present]

@@ -88,15 +88,15 @@ def snippet(plan: Plan) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     loader = jinja2.PackageLoader("autopar.report", "templates")
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    made.filters.update(bytes=show_bytes, enough=show_bytes_up, seconds=show_seconds, thousands="{:,}".format)
-    made.filters.update(definitions=_definitions)
-    made.globals.update(
+    environment.filters.update(bytes=show_bytes, enough=show_bytes_up, seconds=show_seconds, thousands="{:,}".format)
+    environment.filters.update(definitions=_definitions)
+    environment.globals.update(
         share=show_share, glossary=glossary, show_amount=show_amount, busy_parts=busy_parts, colours=COLOURS
     )
-    return made
+    return environment
 
 
 def _definitions(names: Iterable[str], words: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -164,14 +164,16 @@ def _fits(plan: Plan) -> tuple[str, str, str]:
     question, peak, limit = "Does it fit?", plan.predicted.peak_bytes, limit_bytes(plan)
     moment = peak_moment(plan)
     largest = max(plan.predicted.parts.items(), key=lambda item: item[1], default=None)
-    more = f"The peak is in {moment.name}. " if moment else ""
-    more += f"The largest part: {largest[0]}, {show_bytes(largest[1])}." if largest else ""
+    details = f"The peak is in {moment.name}. " if moment else ""
+    details += f"The largest part: {largest[0]}, {show_bytes(largest[1])}." if largest else ""
     if limit is None:
-        return question, f"{show_bytes(peak)} per device", more
-    whose = "budget" if plan.memory_budget_bytes else "usable memory"
+        return question, f"{show_bytes(peak)} per device", details
+    limit_name = "budget" if plan.memory_budget_bytes else "usable memory"
     fits = peak <= limit
-    rest = f"{show_bytes(limit - peak)} of the {whose} are free" if fits else f"{show_bytes(peak - limit)} too much"
-    return question, f"{'Yes' if fits else 'No'}: {show_bytes(peak)} of {show_bytes(limit)}", f"{rest}. {more}"
+    free = (
+        f"{show_bytes(limit - peak)} of the {limit_name} are free" if fits else f"{show_bytes(peak - limit)} too much"
+    )
+    return question, f"{'Yes' if fits else 'No'}: {show_bytes(peak)} of {show_bytes(limit)}", f"{free}. {details}"
 
 
 def _bottleneck(plan: Plan) -> tuple[str, str, str]:
@@ -180,19 +182,23 @@ def _bottleneck(plan: Plan) -> tuple[str, str, str]:
     name, seconds = busy[0]
     step, sums = predicted.step_seconds, collective_sums(plan)
     after = [f"{other} {show_share(count, step)}" for other, count in busy[1:] if count >= 0.005 * step]
-    more = f"Then {', '.join(after)}. " if after else ""
+    details = f"Then {', '.join(after)}. " if after else ""
     if sums and name == "communication":
         first = sums[0]
-        more += f"The longest: {first.kind} {first.phase} over {first.axis}, {show_seconds(first.seconds)}. "
+        details += f"The longest: {first.kind} {first.phase} over {first.axis}, {show_seconds(first.seconds)}. "
     elif sums:
         hidden = show_seconds(max(-step_parts(predicted).get("hidden", 0.0), 0.0))
         whole = show_seconds(predicted.comm_seconds + replayed_seconds(plan))
-        more += f"Compute hides {hidden} of {whole} of communication. "
+        details += f"Compute hides {hidden} of {whole} of communication. "
     if predicted.flops:
-        more += f"Model FLOPs per device: {show_amount(flops_per_device_second(plan), 'FLOP/s')}"
+        details += f"Model FLOPs per device: {show_amount(flops_per_device_second(plan), 'FLOP/s')}"
         peak = _peak_flops_per_s(plan)
-        more += f", {show_share(flops_per_device_second(plan), peak)} of the peak rate." if peak else "."
-    return "Where does the time go?", f"{name.capitalize()}: {show_share(seconds, step)} of {show_seconds(step)}", more
+        details += f", {show_share(flops_per_device_second(plan), peak)} of the peak rate." if peak else "."
+    return (
+        "Where does the time go?",
+        f"{name.capitalize()}: {show_share(seconds, step)} of {show_seconds(step)}",
+        details,
+    )
 
 
 def _peak_flops_per_s(plan: Plan) -> float:
@@ -214,8 +220,8 @@ def _recomputed(plan: Plan) -> tuple[str, str, str]:
 def why_not(plan: Plan) -> tuple[str, str, str]:
     """Why the plan is not FSDP, the usual choice; without FSDP in the comparison, why not its best alternative."""
     if not plan.comparison:
-        more = "Run autopar compare … --out plan.json to plan the known schemes too."
-        return "Why not FSDP?", "Not compared", more
+        details = "Run autopar compare … --out plan.json to plan the known schemes too."
+        return "Why not FSDP?", "Not compared", details
     by_name = {a.name: a for a in plan.comparison}
     other = by_name.get("fsdp") or min(plan.comparison, key=lambda a: (not a.fits, _seconds(a)))
     question, p, own = f"Why not {other.name.upper()}?", other.predicted, plan.predicted
@@ -224,10 +230,10 @@ def why_not(plan: Plan) -> tuple[str, str, str]:
     if not other.fits:
         least = other.smallest_budget_bytes
         needs = f"; it needs at least {show_bytes_up(least)}" if least else ""
-        more = (
+        details = (
             f"Its fastest plan takes {show_seconds(p.step_seconds)} and {show_bytes(p.peak_bytes)} per device{needs}."
         )
-        return question, "It does not fit", more
+        return question, "It does not fit", details
     ratio = p.step_seconds / own.step_seconds
     if ratio < 1.001:
         return question, "It is as fast", f"{show_seconds(p.step_seconds)} and {show_bytes(p.peak_bytes)} per device."
@@ -243,31 +249,31 @@ def why_not(plan: Plan) -> tuple[str, str, str]:
 
 
 def _layout_branches(plan: Plan) -> list[Branch]:
-    made = []
+    branches = []
     for line in layout_tree(plan):
         row = line.row
         if row is None:
-            made.append((line, Branch(line.label, repeats=line.repeats)))
+            branches.append((line, Branch(line.label, repeats=line.repeats)))
             continue
         words = zip(row.layout.placements, row.factors, plan.axis_names, plan.mesh_shape, strict=True)
         chips = tuple(_chip(p, word, name, size) for p, word, name, size in words)
-        made.append((line, Branch(labelled(line.label, row.names), show_shape(row.shape), "", chips, line.repeats)))
-    return _nested(made)
+        branches.append((line, Branch(labelled(line.label, row.names), show_shape(row.shape), "", chips, line.repeats)))
+    return _nested(branches)
 
 
 def _parameter_branches(plan: Plan) -> list[Branch]:
-    made = []
+    branches = []
     for line in parameter_tree(plan):
         row = line.row
         label = ".".join(part for part in (line.label, row.name if row else "") if part)
         if row is None:
-            made.append((line, Branch(label, repeats=line.repeats)))
+            branches.append((line, Branch(label, repeats=line.repeats)))
             continue
         axes = zip(row.storage.placements, plan.axis_names, plan.mesh_shape, strict=True)
         chips = tuple(_chip(p, "", name, size) for p, name, size in axes)
         detail = f"{row.dtype}; {row.moved or 'not moved'}"
-        made.append((line, Branch(label, show_shape(row.shape), detail, chips, line.repeats)))
-    return _nested(made)
+        branches.append((line, Branch(label, show_shape(row.shape), detail, chips, line.repeats)))
+    return _nested(branches)
 
 
 def _chip(placement: Placement, word: str, axis: str, size: int) -> Chip:

@@ -47,7 +47,7 @@ def plot_timeline(plan: Plan, axes: Axes | None = None) -> Axes:
     for part in ("compute", "recompute", "communication", "optimizer"):
         seconds = [busy_parts(p)[part] for _, p, _ in rows]
         drawn.barh(range(len(rows)), seconds, left=starts, color=COLOURS[part], label=part)
-        starts = [start + more for start, more in zip(starts, seconds, strict=True)]
+        starts = [start + length for start, length in zip(starts, seconds, strict=True)]
     drawn.set_yticks(range(len(rows)), [name if fits else f"{name} (does not fit)" for name, _, fits in rows])
     drawn.invert_yaxis()
     drawn.set_xlabel("seconds of a step; what hides behind something else is left out")
@@ -78,8 +78,8 @@ def plot_tradeoff(plan: Plan, axes: Axes | None = None) -> Axes:
 def _axes(axes: Axes | None) -> Axes:
     if axes is not None:
         return axes
-    made: Axes = pyplot().subplots(figsize=(8, 4), layout="constrained")[1]
-    return made
+    new_axes: Axes = pyplot().subplots(figsize=(8, 4), layout="constrained")[1]
+    return new_axes
 
 
 def pyplot() -> Any:

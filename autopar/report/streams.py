@@ -39,16 +39,16 @@ def plot_streams(step: Simulated, axes: Axes | None = None) -> Axes:
     """One row per stream, coloured by kind of work; gaps in the first row, compute, are waits for communication."""
     if axes is None:
         axes = pyplot().subplots(figsize=(10, 1.2 + 0.5 * len(step.streams)), layout="constrained")[1]
-    seen: set[str] = set()
+    labelled: set[str] = set()
     for row, stream in enumerate(step.streams):
         kinds: dict[str, list[tuple[float, float]]] = {}
         for event in step.events:
             if event.stream == stream:
                 kinds.setdefault(event.kind, []).append((event.start_seconds, event.seconds))
         for kind, spans in kinds.items():
-            label = kind if kind not in seen else None
+            label = kind if kind not in labelled else None
             axes.broken_barh(spans, (row - 0.4, 0.8), color=COLOURS[kind], label=label)
-            seen.add(kind)
+            labelled.add(kind)
     axes.set_yticks(range(len(step.streams)), step.streams)
     axes.invert_yaxis()
     axes.set(xlim=(0, step.step_seconds), xlabel="seconds")

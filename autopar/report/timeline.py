@@ -31,9 +31,9 @@ class Timeline:
         def y(count: int) -> str:
             return f"{height - height * count / self.top_bytes:.1f}".rstrip("0").rstrip(".")
 
-        there = [f"H{step * i:.1f}V{y(u)}" for i, u in enumerate(upper)]
+        forth = [f"H{step * i:.1f}V{y(u)}" for i, u in enumerate(upper)]
         back = [f"H{step * (i + 1):.1f}V{y(low)}" for i, low in reversed(list(enumerate(lower)))]
-        return f"M0 {y(lower[0])}" + "".join(there) + "".join(back) + "Z"
+        return f"M0 {y(lower[0])}" + "".join(forth) + "".join(back) + "Z"
 
     def share_of_height(self, count: int) -> float:
         """The position of a number of bytes on the y axis, in percent of the height from the top."""

@@ -24,7 +24,7 @@ class Paths:
     """Conversions of all pairs. `numbers[s, w]`: the steps from source s to wanted layout w, in order, as indices into
     `axis`, `forward`, `backward` and `used`; -1 after the last step.
 
-    `axis`: the axis that each step changes. `found[s, w]`: whether there is a conversion. `used`: the number of each
+    `axis`: the axis that each step changes. `possible[s, w]`: whether there is a conversion. `used`: the number of each
     step's change in `edges`.
     """
 
@@ -32,7 +32,7 @@ class Paths:
     forward: Sends
     backward: Sends
     numbers: Array
-    found: Array
+    possible: Array
     edges: Edges
     used: Array
 
@@ -44,7 +44,7 @@ class Routes:
 
     used: Array
     numbers: Array
-    found: Array
+    possible: Array
 
 
 KnownRoutes = dict[Hashable, Routes]
@@ -70,12 +70,13 @@ def all_paths(
     routes = None if known is None else known.get(key)
     if routes is None:
         legal = [
-            np.array([is_legal(layout, shape, mesh_shape) for layout in some], dtype=bool) for some in (sources, wanted)
+            np.array([is_legal(layout, shape, mesh_shape) for layout in layouts], dtype=bool)
+            for layouts in (sources, wanted)
         ]
         routes = _routes(edges, rests, edges.digits(sources), edges.digits(wanted), legal[0][:, None] & legal[1])
         if known is not None:
             known[key] = routes
-    return Paths(*edges.sends(routes.used), routes.numbers, routes.found, edges, routes.used)
+    return Paths(*edges.sends(routes.used), routes.numbers, routes.possible, edges, routes.used)
 
 
 def _routes(edges: Edges, rests: Sequence[Placement], start: Array, end: Array, legal: Array) -> Routes:
@@ -83,18 +84,18 @@ def _routes(edges: Edges, rests: Sequence[Placement], start: Array, end: Array, 
     (`Edges.digits`); `legal`: the pairs of which the shape allows both layouts."""
     axes = len(edges.places)
     numbers = np.full((len(start), len(end), axes), -1, dtype=np.int32)
-    found = np.zeros((len(start), len(end)), dtype=bool)
+    possible = np.zeros((len(start), len(end)), dtype=bool)
     differ = start[:, None, :] != end[None, :, :]
     masks = (differ << np.arange(axes)).sum(axis=2)
     for mask in range(1 << axes):
         changed = [axis for axis in range(axes) if mask >> axis & 1]
         for s, w in _parts(masks == mask):
             cost, steps = _cheapest_orders(edges, start[s], end[w], changed)
-            found[s, w] = np.isfinite(cost)
+            possible[s, w] = np.isfinite(cost)
             numbers[s, w, : len(changed)] = steps
-    for s, w in _parts(legal & ~found):
+    for s, w in _parts(legal & ~possible):
         detours = _Detours(edges, rests, start[s], end[w])
-        found[s, w] = np.isfinite(detours.spent)
+        possible[s, w] = np.isfinite(detours.spent)
         if detours.steps.shape[1] > numbers.shape[2]:
             longer = ((0, 0), (0, 0), (0, detours.steps.shape[1] - numbers.shape[2]))
             numbers = np.pad(numbers, longer, constant_values=-1)
@@ -104,12 +105,12 @@ def _routes(edges: Edges, rests: Sequence[Placement], start: Array, end: Array, 
     used = np.flatnonzero(occurs[:-1])
     places = np.full(len(occurs), -1, dtype=np.int32)
     places[used] = np.arange(len(used))
-    return Routes(used, places[numbers], found & legal)
+    return Routes(used, places[numbers], possible & legal)
 
 
-def _parts(where: Array) -> Iterator[tuple[Array, Array]]:
-    """The pairs where `where` is True, as row and column indices, in batches of `_AT_ONCE`."""
-    s, w = np.nonzero(where)
+def _parts(mask: Array) -> Iterator[tuple[Array, Array]]:
+    """The pairs where a mask is True, as row and column indices, in batches of `_AT_ONCE`."""
+    s, w = np.nonzero(mask)
     for first in range(0, len(s), _AT_ONCE):
         yield s[first : first + _AT_ONCE], w[first : first + _AT_ONCE]
 
@@ -120,13 +121,13 @@ def _cheapest_orders(edges: Edges, start: Array, end: Array, changed: Sequence[i
 
     Dynamic programming over the set of axes that have changed: the least cost to reach it, and the axis changed last.
     """
-    many, n = len(start), len(changed)
-    everyone, axes = np.arange(many), np.array(changed, dtype=np.int64)
-    code = np.empty((1 << n, many), dtype=np.int64)
+    pairs, n = len(start), len(changed)
+    everyone, axes = np.arange(pairs), np.array(changed, dtype=np.int64)
+    code = np.empty((1 << n, pairs), dtype=np.int64)
     code[0] = start @ edges.strides
-    spent = np.full((1 << n, many), math.inf)
+    spent = np.full((1 << n, pairs), math.inf)
     spent[0] = 0.0
-    last = np.zeros((1 << n, many), dtype=np.int64)
+    last = np.zeros((1 << n, pairs), dtype=np.int64)
     for then in range(1, 1 << n):
         for k in reversed(range(n)):
             if not then >> k & 1:
@@ -137,8 +138,8 @@ def _cheapest_orders(edges: Edges, start: Array, end: Array, changed: Sequence[i
             np.copyto(spent[then], total, where=better)
             np.copyto(last[then], k, where=better)
         code[then] = code[done] + (end[:, axis] - start[:, axis]) * edges.strides[axis]
-    steps = np.empty((many, n), dtype=np.int64)
-    state = np.full(many, (1 << n) - 1)
+    steps = np.empty((pairs, n), dtype=np.int64)
+    state = np.full(pairs, (1 << n) - 1)
     for place in reversed(range(n)):
         k = last[state, everyone]
         state = state ^ 1 << k
@@ -158,14 +159,14 @@ class _Detours:
 
     def __init__(self, edges: Edges, rests: Sequence[Placement], start: Array, end: Array) -> None:
         self.edges = edges
-        self.many, self.axes = len(start), len(edges.places)
-        alike = [np.broadcast_to([places[rest] for places in edges.places], start.shape) for rest in rests]
+        self.pairs, self.axes = len(start), len(edges.places)
+        rest_places = [np.broadcast_to([places[rest] for places in edges.places], start.shape) for rest in rests]
         # The placement number, by choice, axis and pair; pairs are the last dim, along which everything is vectorised.
-        self.places = np.ascontiguousarray(np.moveaxis(np.stack([end, start, *alike]), 1, 2))
+        self.places = np.ascontiguousarray(np.moveaxis(np.stack([end, start, *rest_places]), 1, 2))
         self.choices = len(self.places)
-        codes = np.zeros((1, self.many), dtype=np.int64)
+        codes = np.zeros((1, self.pairs), dtype=np.int64)
         for axis in range(self.axes):
-            codes = (codes[:, None] + self.places[:, axis] * edges.strides[axis]).reshape(-1, self.many)
+            codes = (codes[:, None] + self.places[:, axis] * edges.strides[axis]).reshape(-1, self.pairs)
         self.codes = codes
         self.spent, ways, lengths = self._search([self._costs(axis) for axis in range(self.axes)])
         self.steps = self._trace(ways, lengths)
@@ -175,7 +176,7 @@ class _Detours:
         the choices of the axes after it, and the pair. Where choices are the same placement, only the first is
         reachable."""
         width, places = self.choices, self.places[:, axis]
-        codes = self.codes.reshape(width**axis, width, 1, -1, self.many)
+        codes = self.codes.reshape(width**axis, width, 1, -1, self.pairs)
         costs = self.edges.cost.take(self.edges.number(codes, axis, places[:, None]))
         for choice in range(width):
             costs[:, :, choice, :, (places[choice] == places[:choice]).any(axis=0)] = math.inf
@@ -185,20 +186,20 @@ class _Detours:
         """Bellman-Ford until no longer path improves a state. Returns the cost of each pair's cheapest path; for each
         number of steps, the predecessor of every state; and the number of steps of each pair's cheapest path."""
         width = self.choices
-        given = width ** np.arange(self.axes)[::-1] @ (self.places[0] != self.places[1])
+        source_states = width ** np.arange(self.axes)[::-1] @ (self.places[0] != self.places[1])
         states = np.arange(len(self.codes), dtype=np.int32)
         spent = np.full(self.codes.shape, math.inf)
-        spent[given, np.arange(self.many)] = 0.0
-        best, ways, lengths = spent.copy(), list[Array](), np.zeros(self.many, dtype=np.int64)
+        spent[source_states, np.arange(self.pairs)] = 0.0
+        best, ways, lengths = spent.copy(), list[Array](), np.zeros(self.pairs, dtype=np.int64)
         while np.isfinite(spent).any():
             then, before = np.full(spent.shape, math.inf), np.full(spent.shape, -1, dtype=np.int32)
             for axis, cost in enumerate(costs):
-                shape = width**axis, width, -1, self.many
-                here, there, came = (every.reshape(shape) for every in (spent, then, before))
+                shape = width**axis, width, -1, self.pairs
+                cost_before, cost_after, came = (every.reshape(shape) for every in (spent, then, before))
                 for choice in range(width):
-                    total = here[:, choice, None] + cost[:, choice]
-                    better = total < there
-                    np.copyto(there, total, where=better)
+                    total = cost_before[:, choice, None] + cost[:, choice]
+                    better = total < cost_after
+                    np.copyto(cost_after, total, where=better)
                     np.copyto(came, states.reshape(*shape[:3], 1)[:, choice, None], where=better)
             better = (then < best) & (then < best[0])  # state 0: all axes as wanted
             best, spent = np.where(better, then, best), np.where(better, then, math.inf)
@@ -208,15 +209,15 @@ class _Detours:
 
     def _trace(self, ways: Sequence[Array], lengths: Array) -> Array:
         """The steps of the cheapest paths, traced back from their ends."""
-        steps = np.full((self.many, int(lengths.max(initial=0))), -1, dtype=np.int64)
-        state = np.zeros(self.many, dtype=np.int64)
+        steps = np.full((self.pairs, int(lengths.max(initial=0))), -1, dtype=np.int64)
+        state = np.zeros(self.pairs, dtype=np.int64)
         for length in range(steps.shape[1], 0, -1):
-            some = np.flatnonzero(lengths >= length)
-            then, before = state[some], ways[length - 1][state[some], some]
+            continuing = np.flatnonzero(lengths >= length)
+            then, before = state[continuing], ways[length - 1][state[continuing], continuing]
             changed = np.argmax(self._digits(before) != self._digits(then), axis=1)
-            place = self.places[self._digits(then)[np.arange(len(some)), changed], changed, some]
-            steps[some, length - 1] = self.edges.number(self.codes[before, some], changed, place)
-            state[some] = before
+            place = self.places[self._digits(then)[np.arange(len(continuing)), changed], changed, continuing]
+            steps[continuing, length - 1] = self.edges.number(self.codes[before, continuing], changed, place)
+            state[continuing] = before
         return steps
 
     def _digits(self, states: Array) -> Array:

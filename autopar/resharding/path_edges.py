@@ -62,14 +62,14 @@ class Edges:
         self.sizes = sizes = [len(places) for places in self.places]
         self.strides = np.array([math.prod(sizes[axis + 1 :]) for axis in range(axes)], dtype=np.int64)
         self._mesh_shape, self._needs_grad, self._whole = mesh_shape, needs_grad, whole_of(shape)
-        self._elements = _elements([list(some) for some in self.places], shape, mesh_shape)
+        self._elements = _elements([list(placements) for placements in self.places], shape, mesh_shape)
         self.shape = math.prod(sizes), axes, max(sizes)
         self._changes: list[dict[tuple[int, int], tuple[Sent | None, Sent | None]]] = [{} for _ in range(axes)]
         for axis, places in enumerate(self.places):
             for (src, i), (dst, j) in itertools.permutations(places.items(), 2):
-                found = change(src, dst, needs_grad)
-                if found is not None:
-                    self._changes[axis][i, j] = found if mesh_shape[axis] > 1 else (None, None)
+                sends = change(src, dst, needs_grad)
+                if sends is not None:
+                    self._changes[axis][i, j] = sends if mesh_shape[axis] > 1 else (None, None)
 
     @property
     def form(self) -> Hashable:
@@ -99,9 +99,9 @@ class Edges:
         for sent in sends:
             if sent is not None:
                 total += _handed(sent, before, after, n) / self._whole * (n - 1) * ring_share(sent.kind, n)
-        some = cost[:, axis, j].reshape(elements.shape)
-        some[:, i] = np.where((before >= 0) & (after >= 0), slower(axis, self._mesh_shape) * total, math.inf)
-        cost[:, axis, j] = some.reshape(-1)
+        changed = cost[:, axis, j].reshape(elements.shape)
+        changed[:, i] = np.where((before >= 0) & (after >= 0), slower(axis, self._mesh_shape) * total, math.inf)
+        cost[:, axis, j] = changed.reshape(-1)
 
     def number(self, code: Any, axis: int, place: Any) -> Any:
         """The number of the change that gives `axis` of the layout `code` the placement number `place`."""
@@ -127,12 +127,14 @@ class Edges:
 
     def ends(self, numbers: Array) -> list[tuple[int, Layout, Layout]]:
         """For the changes with these numbers: the axis, and the layouts before and after."""
-        found = []
-        for code, axis, place in zip(*(one.tolist() for one in np.unravel_index(numbers, self.shape)), strict=True):
+        ends = []
+        for code, axis, place in zip(
+            *(indices.tolist() for indices in np.unravel_index(numbers, self.shape)), strict=True
+        ):
             digits = (code // stride % size for stride, size in zip(self.strides.tolist(), self.sizes, strict=True))
-            before = Layout(tuple(list(some)[i] for some, i in zip(self.places, digits, strict=True)))
-            found.append((axis, before, before.replace(axis, list(self.places[axis])[place])))
-        return found
+            before = Layout(tuple(list(placements)[i] for placements, i in zip(self.places, digits, strict=True)))
+            ends.append((axis, before, before.replace(axis, list(self.places[axis])[place])))
+        return ends
 
     def digits(self, layouts: Sequence[Layout]) -> Array:
         """The placement numbers of each layout, by axis."""
@@ -143,17 +145,17 @@ class Edges:
 def _elements(places: Sequence[Sequence[Placement]], shape: Shape, mesh_shape: Shape) -> Array:
     """How many elements one device holds, for all combinations of the axes' placements in the order of their codes; -1
     where the shape does not allow the layout. The product of what each tensor dim allows by itself."""
-    sizes = [len(some) for some in places]
+    sizes = [len(placements) for placements in places]
     elements, legal = np.ones(sizes, dtype=np.int64), np.ones(sizes, dtype=bool)
-    for dim in {p.dim for some in places for p in some if p.is_sharded} | set(range(len(shape))):
-        outers = [[p.outer if p.is_sharded and p.dim == dim else 0 for p in some] for some in places]
-        kinds = [np.unique(some, return_inverse=True) for some in outers]
+    for dim in {p.dim for placements in places for p in placements if p.is_sharded} | set(range(len(shape))):
+        outers = [[p.outer if p.is_sharded and p.dim == dim else 0 for p in placements] for placements in places]
+        kinds = [np.unique(placements, return_inverse=True) for placements in outers]
         combinations = itertools.product(*(kind.tolist() for kind, _ in kinds))
         if dim < len(shape):
-            held = [_local_length(one, shape[dim], mesh_shape) for one in combinations]
+            lengths = [_local_length(combination, shape[dim], mesh_shape) for combination in combinations]
         else:
-            held = [-1 if any(one) else 1 for one in combinations]
-        table = np.array(held).reshape([len(kind) for kind, _ in kinds])[np.ix_(*(of for _, of in kinds))]
+            lengths = [-1 if any(combination) else 1 for combination in combinations]
+        table = np.array(lengths).reshape([len(kind) for kind, _ in kinds])[np.ix_(*(of for _, of in kinds))]
         elements *= table
         legal &= table >= 0
     return np.where(legal, elements, -1).reshape(-1)

@@ -92,11 +92,11 @@ def steps(src: Layout, dst: Layout, shape: Shape, mesh_shape: Shape, *, needs_gr
     axes = [axis for axis in range(len(src)) if src[axis] != dst[axis]]
     if not axes:
         return ()
-    found = _cheapest_order(src, dst, axes, shape, mesh_shape, needs_grad)
-    found = found or _with_detours(src, dst, shape, mesh_shape, needs_grad)
-    if found is None:
+    path = _cheapest_order(src, dst, axes, shape, mesh_shape, needs_grad)
+    path = path or _with_detours(src, dst, shape, mesh_shape, needs_grad)
+    if path is None:
         raise LayoutError(f"nothing turns {src} into {dst} (shape {shape}, mesh {mesh_shape})")
-    return found
+    return path
 
 
 def traffic(steps_: tuple[Step, ...], mesh_shape: Shape, whole: int = 1) -> float:
@@ -140,8 +140,8 @@ def _cheapest_order(
             if change is None:
                 continue
             step, sent = change
-            known = best.get(done | 1 << k)
-            if known is None or spent + sent < known[0]:
+            so_far = best.get(done | 1 << k)
+            if so_far is None or spent + sent < so_far[0]:
                 best[done | 1 << k] = (spent + sent, (*path, step), step.layout_after)
     last = best.get((1 << len(axes)) - 1)
     return last[1] if last else None
@@ -159,26 +159,28 @@ def _with_detours(
     choices = [
         list(dict.fromkeys((dst[axis], src[axis], R, *((R_PLUS,) if needs_grad else ())))) for axis in range(len(src))
     ]
-    places = [{placement: i for i, placement in enumerate(some)} for some in choices]
+    places = [{placement: i for i, placement in enumerate(options)} for options in choices]
     spent: dict[Layout, tuple[float, tuple[Step, ...]]] = {src: (0.0, ())}
     best = {src: 0.0}
-    found: tuple[Step, ...] | None = None
+    cheapest: tuple[Step, ...] | None = None
     while spent:
         then: dict[Layout, tuple[float, tuple[Step, ...]]] = {}
-        here = sorted(spent, key=lambda layout: [known[layout[axis]] for axis, known in enumerate(places)])
+        in_order = sorted(spent, key=lambda layout: [so_far[layout[axis]] for axis, so_far in enumerate(places)])
         for axis, placements in enumerate(choices):
-            for layout, placement in itertools.product(here, placements):
+            for layout, placement in itertools.product(in_order, placements):
                 change = edge(layout, axis, placement, shape, mesh_shape, needs_grad)
                 if change is not None:
                     step, sent = change
-                    total, known = spent[layout][0] + sent, then.get(step.layout_after)
-                    if known is None or total < known[0]:
+                    total, so_far = spent[layout][0] + sent, then.get(step.layout_after)
+                    if so_far is None or total < so_far[0]:
                         then[step.layout_after] = total, (*spent[layout][1], step)
         limit = best.get(dst, math.inf)
-        spent = {some: one for some, one in then.items() if one[0] < min(best.get(some, math.inf), limit)}
-        best |= {some: total for some, (total, _) in spent.items()}
-        found = spent[dst][1] if dst in spent else found
-    return found
+        spent = {
+            options: entry for options, entry in then.items() if entry[0] < min(best.get(options, math.inf), limit)
+        }
+        best |= {options: total for options, (total, _) in spent.items()}
+        cheapest = spent[dst][1] if dst in spent else cheapest
+    return cheapest
 
 
 @lru_cache(maxsize=1 << 18)
@@ -264,13 +266,13 @@ def change(src: Placement, dst: Placement, needs_grad: bool) -> tuple[Sent | Non
 
 def _step(before: Layout, after: Layout, axis: int, shape: Shape, mesh_shape: Shape, needs_grad: bool) -> Step | None:
     """The change of `axis` from `before` to `after` as a step; None if the table has no such change."""
-    found = change(before[axis], after[axis], needs_grad)
-    if found is None:
+    sends = change(before[axis], after[axis], needs_grad)
+    if sends is None:
         return None
     n = mesh_shape[axis]
     sizes = local_elements(before, shape, mesh_shape), local_elements(after, shape, mesh_shape)
     forward, backward = (
         None if sent is None or n == 1 else Move(sent.kind, axis, sizes[sent.after] * (n if sent.whole else 1))
-        for sent in found
+        for sent in sends
     )
     return Step(axis, before[axis], after[axis], before, after, forward, backward)

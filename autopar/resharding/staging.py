@@ -64,12 +64,12 @@ def staged_elements(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order
     >>> staged_elements(path, (8, 4), (2,), (0, 1)), staged_elements(path, (8, 4), (2,), (1, 0))
     ((32, 32), (0, 0))
     """
-    found = []
+    staged = []
     for backward in (False, True):
         each = _changes(path, shape, mesh_shape, order, backward=backward)
-        most = max((bool(i) * one.given + one.staged + one.made for i, one in enumerate(each)), default=0)
-        found.append(max(0, most - each[-1].made) if each else 0)
-    return found[0], found[1]
+        most = max((bool(i) * change.input + change.staged + change.output for i, change in enumerate(each)), default=0)
+        staged.append(max(0, most - each[-1].output) if each else 0)
+    return staged[0], staged[1]
 
 
 def makes_another(path: Sequence[Step], shape: Shape, mesh_shape: Shape) -> tuple[bool, bool]:
@@ -80,35 +80,37 @@ def makes_another(path: Sequence[Step], shape: Shape, mesh_shape: Shape) -> tupl
     (True, False)
     """
     order = tuple(range(len(shape)))
-    forward, backward = (bool(_changes(path, shape, mesh_shape, order, backward=one)) for one in (False, True))
+    forward, backward = (
+        bool(_changes(path, shape, mesh_shape, order, backward=backwards)) for backwards in (False, True)
+    )
     return forward, backward
 
 
 def _changes(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order: Order, *, backward: bool) -> list[Held]:
     """What each step of the path holds, in the order in which they run; steps that return their input are left out."""
-    found = []
+    changes = []
     for step in path[::-1] if backward else path:
         ends = (step.layout_before, step.layout_after)[:: -1 if backward else 1]
         move = step.backward if backward else step.forward
         kind = move.kind if move else None
-        found.append(held(*ends, step.axis, kind, shape, mesh_shape, order, backward=backward))
-    return [one for one in found if one.is_other]
+        changes.append(held(*ends, step.axis, kind, shape, mesh_shape, order, backward=backward))
+    return [change for change in changes if change.is_other]
 
 
 class Held(NamedTuple):
     """Elements in a change of one axis: of its input, its staging buffers and its output; `is_other`: whether the
     output is another tensor than the input."""
 
-    given: int
+    input: int
     staged: int
-    made: int
+    output: int
     is_other: bool
 
 
 @lru_cache(maxsize=1 << 16)
 def held(
-    given: Layout,
-    made: Layout,
+    source: Layout,
+    result: Layout,
     axis: int,
     kind: CollectiveKind | None,
     shape: Shape,
@@ -118,14 +120,14 @@ def held(
     backward: bool,
 ) -> Held:
     """What a change of one axis holds; `kind`: its collective, if it has one."""
-    before, after = local_elements(given, shape, mesh_shape), local_elements(made, shape, mesh_shape)
+    before, after = local_elements(source, shape, mesh_shape), local_elements(result, shape, mesh_shape)
     if kind == "all_to_all":
         return Held(before, max(before, after), after, True)
     if kind not in ("all_gather", "reduce_scatter"):
-        others_give_zeros = made[axis].partial_grad if backward else made[axis].is_partial
-        is_other = kind is not None or given[axis].is_sharded or made[axis].is_sharded or others_give_zeros
+        others_give_zeros = result[axis].partial_grad if backward else result[axis].is_partial
+        is_other = kind is not None or source[axis].is_sharded or result[axis].is_sharded or others_give_zeros
         return Held(before, 0, after, is_other and mesh_shape[axis] > 1)
-    part, pieces = (before, given) if kind == "all_gather" else (after, made)
+    part, pieces = (before, source) if kind == "all_gather" else (after, result)
     cut, others = pieces[axis], pieces.replace(axis, R)
     lengths = others.local_shape(shape, mesh_shape)
     length, ranks = lengths[cut.dim], mesh_shape[axis]

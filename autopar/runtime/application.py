@@ -21,10 +21,12 @@ from autopar.runtime.dtensors.advice import advise
 from autopar.runtime.dtensors.anomalies import let_anomalies_be_found
 from autopar.runtime.dtensors.assigned_data import assign_data
 from autopar.runtime.dtensors.counted_writes import count_writes_into_lists
+from autopar.runtime.dtensors.lost_writes import refuse_lost_writes
 from autopar.runtime.dtensors.mended_gradients import mend_gradients
 from autopar.runtime.dtensors.mended_ops import mend_ops
 from autopar.runtime.dtensors.mended_reductions import mend_reductions
 from autopar.runtime.dtensors.optimizers import refuse_unfit
+from autopar.runtime.dtensors.retried_ops import retry_ops
 from autopar.runtime.dtensors.whole_draws import draw_whole
 from autopar.runtime.dtensors.whole_numbers import read_whole_numbers
 from autopar.runtime.gradients.copied_gradients import let_gradients_be_copied
@@ -93,6 +95,13 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     load_into_submodules(model)
     planned.structure = Structure(model)
     deal_out_states(model, planned.programs.first, rank.mesh, device)
+    _support_loops(device)
+    return model
+
+
+def _support_loops(device: torch.device) -> None:
+    """Wrap what training loops call around planned models, each once a process: for DTensors torch lacks some of it, or
+    does it wrong, and errors of a rank have to reach the others."""
     leave_quietly()
     note_from_now_on()
     count_steps()
@@ -109,11 +118,12 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     mend_gradients()
     mend_ops()
     mend_reductions()
+    retry_ops()
+    refuse_lost_writes()
     count_writes_into_lists()
     find_overflows_everywhere()
     if device.type == "cpu":
         draw_whole()
-    return model
 
 
 def check_world(device_mesh: DeviceMesh) -> None:

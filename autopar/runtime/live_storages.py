@@ -59,8 +59,8 @@ class LiveStorages(TorchDispatchMode):
         if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or kwargs:
             return False
         tensors = type(old) is torch.Tensor and type(new) is torch.Tensor
-        alike = tensors and (old.shape, old.dtype) == (new.shape, new.dtype)
-        return alike and (old._use_count(), storage_holders(old)) == (self._alone, 1)
+        same_look = tensors and (old.shape, old.dtype) == (new.shape, new.dtype)
+        return same_look and (old._use_count(), storage_holders(old)) == (self._alone, 1)
 
     def _let_go(self, wait: Any, tensor: torch.Tensor) -> Any:
         """Wait for a collective, and until no gloo thread holds its result any more."""

@@ -125,7 +125,7 @@ class Monitor:
         if self._step % self._every == 0:
             self._begin()
         if self._memory and self._device.type != "cuda" and self._step == _MEASURED_STEP:
-            self._live = LiveStorages(_standing(self._model, optimizer))
+            self._live = LiveStorages(_tensors_between_steps(self._model, optimizer))
             self._live.__enter__()
 
     def _peak(self) -> int | None:
@@ -203,7 +203,7 @@ def peak_rate(plan: Plan, model: nn.Module) -> float | None:
     return rate * cluster.devices if rate else None
 
 
-def _standing(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def _tensors_between_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The tensors that exist between steps: parameters, buffers, gradients and optimizer state."""
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
     tensors += [p.grad for p in model.parameters() if p.grad is not None]

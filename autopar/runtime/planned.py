@@ -26,7 +26,7 @@ from autopar.runtime.calling.local_rows import asked_as_own
 from autopar.runtime.calling.outer_autocast import outer_autocast
 from autopar.runtime.calling.outputs import as_float32, each_averaged, each_own_rows, returned, rows_or_whole
 from autopar.runtime.calling.planning_anew import plan_anew
-from autopar.runtime.calling.states import lies_of_states, put_states, with_states
+from autopar.runtime.calling.states import layouts_of_states, put_states, with_states
 from autopar.runtime.communication.transit import Transit
 from autopar.runtime.gradients.accumulation import Accumulation
 from autopar.runtime.gradients.backward_start import prepare_backward
@@ -108,11 +108,11 @@ class Planned:
         kwargs = with_states(self.programs.states, model, kwargs)
         args, kwargs = gathered(args, kwargs, self.programs[0].plan.inputs)
         key = call_key(self.structure.modules, args, kwargs, entry, reads_memory=self.programs.read_memory)
-        known = self.programs.known(key)
-        changed = self._changed(known[0], model) if known is not None else {}
+        cached = self.programs.cached(key)
+        changed = self._changed(cached[0], model) if cached is not None else {}
         if not torch.compiler.is_compiling():
             self._announce(model, key, args, kwargs, changed, entry)
-        if known is None or changed:
+        if cached is None or changed:
             met = len(self.programs.states)
             program = self._program(model, args, kwargs, entry)
             if len(self.programs.states) > met:  # the call must be given the new states too
@@ -121,7 +121,7 @@ class Planned:
             if key is not None and not program.traced.reads_values:
                 self.programs.remember(key, program, order)
         else:
-            program, order = known
+            program, order = cached
         leaves = pytree.tree_leaves((args, kwargs)) if key is None else (*args, *kwargs.values())
         inputs = [leaves[place] if isinstance(place, int) else place for place in order]
         for observer in self.observers:
@@ -134,40 +134,40 @@ class Planned:
                 self._check_first_call(model, program, inputs)
             elif self._calls >= self._compared_next:
                 self._check_batch(program, inputs)
-        held = [holder[name] for holder, name in self._state_of(model, program)]
-        check_parameters(held, lowered.state, self._stored, program.state)
-        lowered.writes.write(held)
-        transit = self._transit(lowered, held)
-        state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
+        tensors = [holder[name] for holder, name in self._state_of(model, program)]
+        check_parameters(tensors, lowered.state, self._stored, program.state)
+        lowered.writes.write(tensors)
+        transit = self._transit(lowered, tensors)
+        state = [local_of(t, transit, i, lowered.state[i]) for i, t in enumerate(tensors)]
         if program.plan.inputs == "local" and torch.is_grad_enabled():
             inputs = asked_as_own(inputs, program, self.device_mesh.size())
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
-        watched = lowered.route.again and torch.is_grad_enabled()
-        what = self.user_class.__name__ if entry == FORWARD else str(entry)
-        with named(f"call of {what}"), transit.gathers.watching() if transit and watched else nullcontext():
+        watched = lowered.route.regathers and torch.is_grad_enabled()
+        label = self.user_class.__name__ if entry == FORWARD else str(entry)
+        with named(f"call of {label}"), transit.gathers.watching() if transit and watched else nullcontext():
             outputs = lowered.module(*inputs, *state, transit, *random)
         if not torch.compiler.is_compiling():
-            prepare_backward(outputs, inputs, held)
-        given = self._returned(program, outputs, entry)
-        given = [as_float32(value) for value in given] if self.returns_float32 else given
-        put_states(given, outputs, program, self.programs, self.device_mesh)
-        program.traced.set_on(model, given)
-        return program.traced.rebuild(given)
+            prepare_backward(outputs, inputs, tensors)
+        results = self._returned(program, outputs, entry)
+        results = [as_float32(value) for value in results] if self.returns_float32 else results
+        put_states(results, outputs, program, self.programs, self.device_mesh)
+        program.traced.set_on(model, results)
+        return program.traced.rebuild(results)
 
     def _returned(self, program: Program, outputs: Sequence[Any], entry: Entry) -> list[Any]:
         """The outputs of a call as the loop gets them; submodules and methods return plain tensors only."""
-        plan, lies = program.plan, program.lowered.outputs
+        plan, layouts = program.plan, program.lowered.outputs
         is_local, is_beside = plan.inputs == "local", entry != FORWARD
         whole = self._outputs_whole or (is_beside and not is_local)
-        given = returned(outputs, lies, self.device_mesh, whole=whole)
+        results = returned(outputs, layouts, self.device_mesh, whole=whole)
         if is_local and is_beside:
-            given = rows_or_whole(given, lies, self.device_mesh, plan.batch_dims)
+            results = rows_or_whole(results, layouts, self.device_mesh, plan.batch_dims)
         if is_local and torch.is_grad_enabled():
             see_to_it = is_beside or self.returns_own_rows
-            given = each_averaged(given, lies, self.rank.mesh, plan.batch_dims if see_to_it else ())
+            results = each_averaged(results, layouts, self.rank.mesh, plan.batch_dims if see_to_it else ())
         if self.returns_own_rows and plan.batch_dims and not is_beside:
-            given = each_own_rows(given, lies, self.device_mesh, plan.batch_dims)
-        return given
+            results = each_own_rows(results, layouts, self.device_mesh, plan.batch_dims)
+        return results
 
     def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
         """The communication of one call; None while compiling, since the compiler orders collectives itself."""
@@ -255,11 +255,11 @@ class Planned:
         if self.programs[0].plan.inputs == "global":
             return args, kwargs
         shape = self.rank.mesh.shape
-        known = [{name: (layout, shape) for name, (layout, _) in one.inputs.items()} for one in programs]
+        layouts_of = [{name: (layout, shape) for name, (layout, _) in program.inputs.items()} for program in programs]
         layouts = (layout for layout, _ in self.programs.first.inputs.values() if not layout.is_replicated)
         rows = next(((layout, shape) for layout in layouts), None)
-        states = lies_of_states(self.programs.rows_of_states, self.rank.mesh)
-        return global_stand_ins(entry.of(model), ChainMap(states, *known), rows, args, kwargs, states)
+        states = layouts_of_states(self.programs.rows_of_states, self.rank.mesh)
+        return global_stand_ins(entry.of(model), ChainMap(states, *layouts_of), rows, args, kwargs, states)
 
     def _check_first_call(self, model: nn.Module, program: Program, inputs: Sequence[Any]) -> None:
         """Find what would make ranks disagree later, before the first collective of a program."""
@@ -268,8 +268,8 @@ class Planned:
             check_ready(model, self.replaced)
         except AutoparError as found:
             error = found
-        same = {"the graph": fingerprint(program.traced.graph)} | program.batch_digests(inputs)
-        agree(self.rank.device, same | outer_autocast(program.traced.graph, self.rank.device), error)
+        digests = {"the graph": fingerprint(program.traced.graph)} | program.batch_digests(inputs)
+        agree(self.rank.device, digests | outer_autocast(program.traced.graph, self.rank.device), error)
         self.replaced = []
         program.checked = True
 
@@ -286,14 +286,14 @@ class Planned:
 
     def _state_of(self, model: nn.Module, program: Program) -> list[tuple[dict[str, Any], str]]:
         """Where each parameter, buffer and constant that a program reads is kept: a dictionary and a key in it."""
-        found = self._state.get(program.number)
-        if found is None:
+        places = self._state.get(program.number)
+        if places is None:
             kept = self.programs.numbers
             self._state = {number: held for number, held in self._state.items() if number in kept}
             self._values.keep(kept)
-            given = program.traced.constants
-            constants = {name: v.to(self.rank.device) for name, v in given.items() if isinstance(v, torch.Tensor)}
-            found = self._state[program.number] = [
+            own = program.traced.constants
+            constants = {name: v.to(self.rank.device) for name, v in own.items() if isinstance(v, torch.Tensor)}
+            places = self._state[program.number] = [
                 (constants, name) if name in constants else holder_of(model, name) for name in program.lowered.state
             ]
-        return found
+        return places

@@ -71,8 +71,8 @@ class Program:
 
     def set_by_loop(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The whole states whose value the loop has set, not a call, by name."""
-        given = ((name, v) for name, v in self._whole(inputs) if v is not None and v not in made_by_calls)
-        return {name: v for name, v in given if name in self.states}
+        set_states = ((name, v) for name, v in self._whole(inputs) if v is not None and v not in made_by_calls)
+        return {name: v for name, v in set_states if name in self.states}
 
     def _whole(self, inputs: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor | None]]:
         for value, (name, (layout, _)) in zip(inputs, self.inputs.items(), strict=True):
@@ -99,7 +99,7 @@ class Programs(Sequence[Program]):
 
     def __init__(self) -> None:
         self._kept: list[Program] = []
-        self._given: dict[tuple[Entry, str], set[int | float]] = {}  # values of arguments that are numbers
+        self._given: dict[tuple[Entry, str], set[int | float]] = {}  # values of numbers, by their name or place
         self._numbers, self._uses = itertools.count(), itertools.count()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
         self.states: dict[str, State] = {}
@@ -152,11 +152,14 @@ class Programs(Sequence[Program]):
         self.states.update(traced.states)
         self._settle_rows(program)
         self._tell_numbers(traced)
-        alike = self.of(traced.entry)
-        if len(alike) > MAX_GRAPHS:
-            dropped = min((one for one in alike if one is not self.first), key=lambda one: one.last_use)
+        of_entry = self.of(traced.entry)
+        if len(of_entry) > MAX_GRAPHS:
+            dropped = min(
+                (program_kept for program_kept in of_entry if program_kept is not self.first),
+                key=lambda program_kept: program_kept.last_use,
+            )
             self._kept.remove(dropped)
-            for key in [key for key, (known, _) in self._calls.items() if known is dropped]:
+            for key in [key for key, (called, _) in self._calls.items() if called is dropped]:
                 del self._calls[key]
             warn(
                 f"{of_model(traced.entry)} was called in more than {MAX_GRAPHS} ways (shapes, arguments, modes), and "
@@ -167,27 +170,45 @@ class Programs(Sequence[Program]):
 
     def _settle_rows(self, program: Program) -> None:
         """Fix the dim of each state's rows, -1 without: that of the first program that reads it, or else sets it."""
-        given = {name: layout for name, (layout, _) in program.inputs.items() if name in program.states}
-        read = {name: next((p.dim for p in one.placements if p.is_sharded), -1) for name, one in given.items()}
+        layouts = {name: layout for name, (layout, _) in program.inputs.items() if name in program.states}
+        read = {
+            name: next((p.dim for p in state_layout.placements if p.is_sharded), -1)
+            for name, state_layout in layouts.items()
+        }
         dims = by_output(program.traced.graph, program.plan.batch_dims)
-        left = {}
+        set_dims = {}
         for place, (_, name) in program.traced.set_outputs.items():
-            dim, lies = dims.get(place, -1), program.lowered.outputs[place]
-            is_even = dim >= 0 and lies is not None and lies[1][dim] % math.prod(program.plan.mesh_shape) == 0
-            left[name] = dim if is_even else -1
-        self.rows_of_states = left | read | self.rows_of_states
+            dim, layout_and_shape = dims.get(place, -1), program.lowered.outputs[place]
+            is_even = (
+                dim >= 0
+                and layout_and_shape is not None
+                and layout_and_shape[1][dim] % math.prod(program.plan.mesh_shape) == 0
+            )
+            set_dims[name] = dim if is_even else -1
+        self.rows_of_states = set_dims | read | self.rows_of_states
 
     def _tell_numbers(self, traced: Traced) -> None:
         """Warn once of each number that changes from call to call, and not just between a few modes."""
         for name, value in traced.numbers.items():
-            given = self._given.setdefault((traced.entry, name), set())
-            before = len(given)
-            given.add(value)
-            if before < len(given) == _CHANGING:
+            if self._changes(traced.entry, name, value):
                 warn(
                     f"the number {name!r} changes from call to call (now {value!r}), and the model is traced and "
                     "planned again for each value: pass a tensor, torch.tensor(...), with an example in meta_args"
                 )
+        for place, value in traced.numbers_read.items():
+            if self._changes(traced.entry, place, value):
+                warn(
+                    f"forward reads a number from a tensor by {place}, which changes from call to call (now "
+                    f"{value!r}), and the model is traced and planned again for each value: compute with the tensor "
+                    "(a queue is written by queue.index_copy_(0, (pointer + torch.arange(n)) % len(queue), rows))"
+                )
+
+    def _changes(self, entry: Entry, name: str, value: int | float) -> bool:
+        """Whether this is the value of a number that makes it one that changes, and not just between a few modes."""
+        given = self._given.setdefault((entry, name), set())
+        before = len(given)
+        given.add(value)
+        return before < len(given) == _CHANGING
 
     def used(self, program: Program) -> None:
         """Mark a program as the most recently used, and look for it first."""
@@ -200,7 +221,7 @@ class Programs(Sequence[Program]):
         if not torch.compiler.is_compiling():  # it would be one number for all calls, and torch 2.11 follows no counter
             program.last_use = next(self._uses)
 
-    def known(self, key: Hashable | None) -> tuple[Program, Order] | None:
+    def cached(self, key: Hashable | None) -> tuple[Program, Order] | None:
         """The program that calls with this key run, and the order of their arguments as its inputs."""
         return self._calls.get(key) if key is not None else None
 

@@ -68,10 +68,10 @@ _numbers = WeakTensorKeyDictionary()
 
 def number_of(key: torch.Tensor) -> int:
     """The key as a number, cached: on a GPU, only the first request has to wait for it."""
-    found = _numbers.get(key)
-    if found is None:
-        found = _numbers[key] = int(key)
-    return int(found)
+    number = _numbers.get(key)
+    if number is None:
+        number = _numbers[key] = int(key)
+    return int(number)
 
 
 @contextmanager

@@ -40,16 +40,20 @@ def _follow_torch() -> None:
     @functools.wraps(take)
     def get_rng_state() -> torch.Tensor:
         state = take()
-        here = threading.get_ident()
-        noted[state] = [(weakref.ref(one), one.counter.clone()) for one, at in _followed().items() if at == here]
+        thread = threading.get_ident()
+        noted[state] = [
+            (weakref.ref(random_state), random_state.counter.clone())
+            for random_state, at in _followed().items()
+            if at == thread
+        ]
         return state
 
     @functools.wraps(put)
     def set_rng_state(new_state: torch.Tensor) -> None:
         put(new_state)
         for reference, counter in noted.get(new_state, ()):
-            if (one := reference()) is not None:
-                one.counter.copy_(counter)
+            if (random_state := reference()) is not None:
+                random_state.counter.copy_(counter)
 
     for module in (torch, torch.random):
         module.get_rng_state, module.set_rng_state = get_rng_state, set_rng_state  # type: ignore[attr-defined]

@@ -27,10 +27,10 @@ class Traced(Protocol):
     the key of the traced call, `other_keys` are those of calls that run the same graph. `loss_names` are the inputs of
     a loss that was traced in. `reads_values` says whether guards depend on values of inputs, `reads_memory` whether
     forward asks how they lie in memory (then `own_key` contains this). `plain_values` are those that modules had;
-    `entry` is what was called; `numbers` are the arguments of the traced call that are numbers. `states` are attributes
-    of modules that calls get as arguments, by the names of these, and set. `set_outputs` says which flat outputs are
-    tensors that calls set on modules, with the names that attribute and tensor have as inputs where the attribute is a
-    state.
+    `entry` is what was called; `numbers` are the arguments of the traced call that are numbers, `numbers_read` those
+    that forward read from tensors, by the place in the model. `states` are attributes of modules that calls get as
+    arguments, by the names of these, and set. `set_outputs` says which flat outputs are tensors that calls set on
+    modules, with the names that attribute and tensor have as inputs where the attribute is a state.
     """
 
     @property
@@ -43,6 +43,8 @@ class Traced(Protocol):
     def plain_values(self) -> PlainValues: ...
     @property
     def numbers(self) -> Mapping[str, int | float]: ...
+    @property
+    def numbers_read(self) -> Mapping[str, int | float]: ...
     @property
     def states(self) -> Mapping[str, State]: ...
     @property

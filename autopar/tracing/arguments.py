@@ -57,23 +57,7 @@ class Arguments:
         if kind is PickedRows:
             raise value.unknown()
         if isinstance(value, Tensor):
-            recorder = self.recorder
-            node = recorder.nodes.get(id(value))
-            if node is None:
-                node = recorder.node_of(value)
-                if value.device.type != "meta":
-                    self.replaced = True
-                    value = recorder.attributes.data_free(value)
-            elif value.requires_grad:
-                recorder.check_backward(value)
-            if node.op == "get_attr" and isinstance(value, torch.nn.Parameter):
-                self.parameters.append(str(node.target))
-            if self._detach and value.requires_grad:
-                self.elsewhere[id(value)] = node
-                node = recorder.without_gradient(value, node)
-            self.tensors.append(value)
-            self.nodes.append(node)
-            return node
+            return self._take_tensor(value)
         if kind is tuple or kind is torch.Size:
             return tuple([v if type(v) in PLAIN else self.take(v) for v in value])
         if kind is list:
@@ -102,6 +86,26 @@ class Arguments:
         if isinstance(value, dict):
             return {k: self.take(v) for k, v in value.items()}
         return value
+
+    def _take_tensor(self, value: Tensor) -> fx.Node:
+        """The node that the call reads for a tensor, which is noted with it."""
+        recorder = self.recorder
+        node = recorder.nodes.get(id(value))
+        if node is None:
+            node = recorder.node_of(value)
+            if value.device.type != "meta":
+                self.replaced = True
+                value = recorder.attributes.data_free(value)
+        elif value.requires_grad:
+            recorder.check_backward(value)
+        if node.op == "get_attr" and isinstance(value, torch.nn.Parameter):
+            self.parameters.append(str(node.target))
+        if self._detach and value.requires_grad:
+            self.elsewhere[id(value)] = node
+            node = recorder.without_gradient(value, node)
+        self.tensors.append(value)
+        self.nodes.append(node)
+        return node
 
     def data_free(self, value: Any) -> Any:
         """The same arguments for a run without data: constants become data-free, devices meta."""

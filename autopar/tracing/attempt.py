@@ -29,6 +29,7 @@ from autopar.tracing.libraries import DataFreePaths
 from autopar.tracing.model_state.attributes import Attributes
 from autopar.tracing.model_state.caches import WeakTensorRefs, forget
 from autopar.tracing.model_state.carried_states import leave_out, mark_states
+from autopar.tracing.model_state.changed_state import FoundStates, LostChanges, SetByCalls
 from autopar.tracing.model_state.left_behind import LeftBehind
 from autopar.tracing.model_state.own_hooks import own_hooks_left_out
 from autopar.tracing.model_state.plain_reads import PlainReads
@@ -150,8 +151,8 @@ class Attempt:
         leaves = [self.model] if policy.functions else [*policy.failed, *self._module_leaves()]
         changed = before.attributes(self.recorder, reads, leaves)
         outputs, out_spec = flattened(returned, "what forward returns")
-        beside, set_spec = flattened([one.value for one in changed.set], "what forward sets on modules")
-        values = (*outputs, *beside)
+        set_values, set_spec = flattened([output.value for output in changed.set], "what forward sets on modules")
+        values = (*outputs, *set_values)
         return CallOutcome(
             reads,
             tuple(self.inputs.states.values()),
@@ -159,10 +160,10 @@ class Attempt:
             out_spec,
             set_spec,
             output=tuple(self._output(value) for value in values),
-            numbers=frozenset(place for place, one in enumerate(values) if isinstance(one, UnknownNumber)),
+            numbers=frozenset(place for place, output in enumerate(values) if isinstance(output, UnknownNumber)),
             leaves=leaves,
             unread=before.unread(reads),
-            left_beside=before.beside(self.recorder, self.model, self.given),
+            left_beside=before.stored_elsewhere(self.recorder, self.model, self.given),
         )
 
     def _write_output(self, flat: tuple[Any, ...]) -> None:
@@ -190,7 +191,7 @@ class Attempt:
         own_key: tuple[Hashable, Hashable],
     ) -> Traced:
         changed, reads = outcome.changed, outcome.reads
-        kept = [one[:2] for one in changed.set]
+        set_names = tuple(attribute[:2] for attribute in changed.set)
         return Traced(
             self.graph,
             self.model,
@@ -202,18 +203,17 @@ class Attempt:
             types=self.calls.types,
             failures=self.options.policy.reasons(self.model),
             assumptions=tuple(self.recorder.finite.places),
-            attributes_set=changed.lost,
-            left_beside=outcome.left_beside,
             plain_values=reads.values(
-                self.model, outcome.leaves, [*kept, *((state.path, state.name) for state in outcome.states)]
+                self.model, outcome.leaves, [*set_names, *((state.path, state.name) for state in outcome.states)]
             ),
-            set_attributes=tuple(kept),
-            of_loss={path: one for path, one in reads.of_loss.items() if isinstance(one, nn.Module)},
-            set_outputs=set_outputs,
-            new_states=tuple(changed.states),
-            may_be_states=changed.may,
-            made_of_constants=changed.made,
-            set_spec=outcome.set_spec,
+            set_by_calls=SetByCalls(
+                set_names,
+                outcome.set_spec,
+                set_outputs,
+                {path: module for path, module in reads.of_loss.items() if isinstance(module, nn.Module)},
+            ),
+            found_states=FoundStates(tuple(changed.states), changed.maybe_states, changed.from_constants),
+            lost=LostChanges(tuple(changed.lost), outcome.left_beside),
             numbers_returned=outcome.numbers,
             own_key=own_key,
             reads_memory=self.recorder.reads_memory,
@@ -226,7 +226,7 @@ class Attempt:
 
     def _placeholders(self) -> dict[str, torch.Tensor]:
         """A placeholder, and a data-free tensor for it, for every tensor input."""
-        made: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         dtype = self.options.parameter_dtype
         for leaf in self.inputs.leaves:
             example = leaf.example
@@ -245,8 +245,8 @@ class Attempt:
                 node.meta[STATE], node.meta[STATE_OF] = -1, leaf.argument  # the output that sets it is not known yet
             if leaf.known:
                 self.recorder.known.put(free, example.detach().cpu(), node, from_input=True)
-            made[leaf.name] = free
-        return made
+            tensors[leaf.name] = free
+        return tensors
 
     def _call(self, tensors: dict[str, torch.Tensor]) -> Any:
         inputs = self.inputs

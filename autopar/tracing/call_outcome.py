@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.calls.states import State
-from autopar.tracing.model_state.left_behind import ChangedAttributes
+from autopar.tracing.model_state.changed_state import ChangedAttributes
 from autopar.tracing.model_state.plain_reads import PlainReads
 
 

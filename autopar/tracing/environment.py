@@ -28,6 +28,7 @@ from autopar.tracing.set_order import sets_in_order
 from autopar.tracing.torch_functions.batch_norms import batch_norms_traceable
 from autopar.tracing.torch_functions.fused_layers import fused_layers_off
 from autopar.tracing.torch_functions.inference import inference_as_no_grad
+from autopar.tracing.torch_functions.legacy_constructors import legacy_constructors_recorded
 from autopar.tracing.torch_functions.regions import checkpoint_regions
 from autopar.tracing.torch_functions.transforms import transformed_bodies
 
@@ -53,6 +54,7 @@ def tracing_environment(attempt: Attempt) -> Iterator[None]:
         stack.enter_context(custom_functions(recorder))
         stack.enter_context(compiled_functions(recorder))
         stack.enter_context(scripted_functions(recorder))
+        stack.enter_context(legacy_constructors_recorded(recorder))
         stack.enter_context(flex_attention_recorded(recorder))
         stack.enter_context(one_node_functions(recorder, options.one_node))
         stack.enter_context(function_leaves(recorder, model, options.policy.functions, attempt.called))

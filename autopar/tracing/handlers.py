@@ -75,9 +75,9 @@ def _get_device(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> int:
     return -1 if recorder.device.type == "cpu" else index or 0
 
 
-def _as(method: Callable[..., Any], *rest: Any) -> Any:
+def _as(method: Callable[..., Any], *arguments: Any) -> Any:
     """A handler that records a property as a method call."""
-    return lambda recorder, func, args, kwargs: recorder.record(method, args[0], *rest)
+    return lambda recorder, func, args, kwargs: recorder.record(method, args[0], *arguments)
 
 
 def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -89,11 +89,11 @@ def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _squeezed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Name the dims of length 1 explicitly: a rank's part of a longer dim may have length 1 too."""
-    tensor, *given = args or (kwargs["input"],)
-    rank, asked = tensor.ndim, given[0] if given else kwargs.get("dim", range(tensor.ndim))
-    dims = [int(d) for d in (asked if isinstance(asked, (tuple, list, range)) else (asked,))]
+    tensor, *rest = args or (kwargs["input"],)
+    rank, along = tensor.ndim, rest[0] if rest else kwargs.get("dim", range(tensor.ndim))
+    dims = [int(d) for d in (along if isinstance(along, (tuple, list, range)) else (along,))]
     lengths = [tensor.shape[d] for d in dims if -rank <= d < rank]
-    if len(lengths) < len(dims) or any(type(n) is not int for n in lengths) or (type(asked) is int and lengths == [1]):
+    if len(lengths) < len(dims) or any(type(n) is not int for n in lengths) or (type(along) is int and lengths == [1]):
         return recorder.record(func, *args, **kwargs)  # an error, symbols, or dims that are named already
     return recorder.record(Tensor.squeeze, tensor, tuple(d for d, n in zip(dims, lengths, strict=True) if n == 1))
 
@@ -102,12 +102,12 @@ def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`to`, `cpu`, `cuda`: data-free tensors change their dtype at most, never their device."""
     if func.__name__ in ("cpu", "cuda"):
         return args[0]
-    rest = list(args[1:])
-    if rest and (isinstance(rest[0], str) or type(rest[0]) is int):
-        rest[0] = torch.device(rest[0])
-    if rest and all(isinstance(a, torch.device) for a in rest) and not kwargs.keys() - {"device", "non_blocking"}:
+    options = list(args[1:])
+    if options and (isinstance(options[0], str) or type(options[0]) is int):
+        options[0] = torch.device(options[0])
+    if options and all(isinstance(a, torch.device) for a in options) and not kwargs.keys() - {"device", "non_blocking"}:
         return args[0]
-    return recorder.record(func, args[0], *rest, **kwargs)
+    return recorder.record(func, args[0], *options, **kwargs)
 
 
 def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -176,14 +176,14 @@ _EMBEDDING_ARGUMENTS = {
 
 def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Refuse `max_norm`, which writes into the weight (no plan does that to shards), and sparse gradients."""
-    given = {**dict(zip(_EMBEDDING_ARGUMENTS[func], args, strict=False)), **kwargs}
-    if given.get("sparse") and given["weight"].requires_grad and torch.is_grad_enabled():
+    arguments = {**dict(zip(_EMBEDDING_ARGUMENTS[func], args, strict=False)), **kwargs}
+    if arguments.get("sparse") and arguments["weight"].requires_grad and torch.is_grad_enabled():
         raise UntraceableError(
             f"{func.__name__} with sparse=True has sparse gradients, and parameters of a planned model are DTensors, "
             "whose gradients are dense: build it with sparse=False, and use Adam instead of SparseAdam",
             where=recorder.where(),
         )
-    most = given.get("max_norm")
+    most = arguments.get("max_norm")
     if most is None:
         return recorder.record(func, *args, **kwargs)
     raise UntraceableError(
@@ -196,8 +196,8 @@ def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _bincount(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """With `minlength`: ones (or weights) scatter-added into that many bins; larger values fail at run time."""
-    given = {**dict(zip(("input", "weights", "minlength"), args, strict=False)), **kwargs}
-    values, weights, bins = given["input"], given.get("weights"), given.get("minlength", 0)
+    arguments = {**dict(zip(("input", "weights", "minlength"), args, strict=False)), **kwargs}
+    values, weights, bins = arguments["input"], arguments.get("weights"), arguments.get("minlength", 0)
     if recorder.known.can_tell([t for t in (values, weights) if t is not None]):
         return recorder.record(func, *args, **kwargs)
     if not bins:

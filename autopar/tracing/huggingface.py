@@ -70,9 +70,9 @@ class _Skeleton:
     how many tokens a sliding window has seen).
     """
 
-    def __init__(self, kind: type, names: tuple[str, ...], rest: dict[str, Any]) -> None:
-        self.kind, self.names, self.rest = kind, names, rest
-        self.plain = tuple((n, v) for n, v in rest.items() if v is None or isinstance(v, (bool, int, float, str)))
+    def __init__(self, kind: type, names: tuple[str, ...], values: dict[str, Any]) -> None:
+        self.kind, self.names, self.values = kind, names, values
+        self.plain = tuple((n, v) for n, v in values.items() if v is None or isinstance(v, (bool, int, float, str)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Skeleton) and (self.kind, self.names, self.plain) == (
@@ -97,7 +97,7 @@ def _flatten(value: Any) -> tuple[list[Any], _Skeleton]:
 
 def _unflatten(children: Any, skeleton: _Skeleton) -> Any:
     value: Any = object.__new__(skeleton.kind)
-    value.__dict__.update(skeleton.rest)
+    value.__dict__.update(skeleton.values)
     value.__dict__.update(zip(skeleton.names, children, strict=True))
     return value
 

@@ -58,10 +58,12 @@ class ExecutionOrder:
     @property
     def params(self) -> list[nn.Parameter]:
         """The parameters that were used, in the order of their first use."""
-        found: dict[nn.Parameter, None] = {}
+        parameters: dict[nn.Parameter, None] = {}
         for use in self._uses:
-            found.update(dict.fromkeys(use.parameters() if isinstance(use, nn.Module) else self._parameters((use,))))
-        return list(found)
+            parameters.update(
+                dict.fromkeys(use.parameters() if isinstance(use, nn.Module) else self._parameters((use,)))
+            )
+        return list(parameters)
 
     @property
     def visited(self) -> set[nn.Parameter]:
@@ -70,7 +72,7 @@ class ExecutionOrder:
     @property
     def usage(self) -> dict[nn.Module, list[Usage]]:
         """For every module that ran, the groups of parameters that it used, in order; empty if it used none."""
-        found: dict[nn.Module, list[Usage]] = {}
+        usage: dict[nn.Module, list[Usage]] = {}
         for module, events in self._events.items():
             groups = [
                 Usage(event, list(event.named_parameters()))
@@ -78,8 +80,8 @@ class ExecutionOrder:
                 else Usage(module, list(zip(event, self._parameters(event), strict=True)))
                 for event in events
             ]
-            found[module] = [g for g in groups if g.named_params]
-        return found
+            usage[module] = [g for g in groups if g.named_params]
+        return usage
 
     def _parameters(self, names: Iterable[str]) -> list[nn.Parameter]:
         return [self.root.get_parameter(n) for n in names]
@@ -96,7 +98,7 @@ def record_execution(tracer: fx.Tracer, root: nn.Module) -> Iterator[ExecutionOr
         with order.calling(module, leaf=tracer.is_leaf_module(module, tracer.path_of_module(module))):
             return call_module(module, forward, args, kwargs)
 
-    def proxied(kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
+    def proxied(kind: str, target: Any, args: Any, kwargs: Any, *further: Any, **options: Any) -> Any:
         read: list[str] = []
 
         def collect(value: Any) -> Any:
@@ -108,7 +110,7 @@ def record_execution(tracer: fx.Tracer, root: nn.Module) -> Iterator[ExecutionOr
             fx.node.map_aggregate((args, kwargs), collect)
         if read:
             order.operation(read)
-        return create_proxy(kind, target, args, kwargs, *rest, **options)
+        return create_proxy(kind, target, args, kwargs, *further, **options)
 
     with attributes_set(tracer, call_module=called, create_proxy=proxied):
         yield order

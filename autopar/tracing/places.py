@@ -32,10 +32,10 @@ def is_installed(filename: str) -> bool:
 
 
 def is_users(filename: str) -> bool:
-    known = _foreign.get(filename)
-    if known is None:
-        known = _foreign[filename] = not filename.startswith((*_OURS, "<frozen"))
-    return known
+    is_foreign = _foreign.get(filename)
+    if is_foreign is None:
+        is_foreign = _foreign[filename] = not filename.startswith((*_OURS, "<frozen"))
+    return is_foreign
 
 
 def current() -> str:
@@ -43,8 +43,8 @@ def current() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        known = _foreign.get(filename)  # hot path: asked for each node, for several frames
-        if known or (known is None and is_users(filename)):
+        is_foreign = _foreign.get(filename)  # hot path: asked for each node, for several frames
+        if is_foreign or (is_foreign is None and is_users(filename)):
             return "" if filename.startswith(_PACKAGE) else _place(filename, frame.f_lineno)
         frame = frame.f_back
     return ""
@@ -72,13 +72,13 @@ def raised_at(error: BaseException, homes: Collection[str] = ()) -> str:
 
 def callers(depth: int = 3) -> tuple[CodeType, ...]:
     """Code objects of the user's running functions, innermost first, up to the nearest `forward`."""
-    found: list[CodeType] = []
+    codes: list[CodeType] = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and len(found) < depth:
+    while frame is not None and len(codes) < depth:
         code = frame.f_code
         if is_users(code.co_filename):
-            if code.co_name == "forward" and found:
+            if code.co_name == "forward" and codes:
                 break
-            found.append(code)
+            codes.append(code)
         frame = frame.f_back
-    return tuple(found)
+    return tuple(codes)

@@ -25,7 +25,7 @@ from autopar.tracing.calls.dynamic import DynamicSizes
 from autopar.tracing.contents import arrays
 from autopar.tracing.contents.asking import guard_shapes
 from autopar.tracing.contents.deciding import known_or_leaf
-from autopar.tracing.contents.known import MADE_KNOWN
+from autopar.tracing.contents.known import MADE_KNOWN, read_by
 from autopar.tracing.contents.numbers_as_tensors import of_tensors
 from autopar.tracing.contents.without_kernel import Again, run_without_kernel
 from autopar.tracing.errors import UnknownDataError
@@ -97,7 +97,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
             return self.below(func, args, kwargs)
         if arrays.any_in(args) or arrays.any_in(kwargs):
             if arrays.makes(func, args, kwargs):
-                return arrays.made(self, func, args, kwargs)
+                return arrays.recorded_copy(self, func, args, kwargs)
             args, kwargs = arrays.as_torch(self, args), arrays.as_torch(self, kwargs)
         handler = HANDLERS.get(func)
         if handler is not None:
@@ -131,61 +131,61 @@ class Recorder(TorchFunctionMode, GraphWriter):
             kwargs = without_generator(func, kwargs, self.where())
         if torch._C._is_any_autocast_enabled():
             args, kwargs = self._autocast(func, args, kwargs)
-        seen = Arguments(self, args, kwargs)
-        if seen.unknown and (made := of_tensors(self, func, args, kwargs, seen)) is not NotImplemented:
-            return made
-        result = self._again(func, args, kwargs, seen)
+        inputs = Arguments(self, args, kwargs)
+        if inputs.unknown and (output := of_tensors(self, func, args, kwargs, inputs)) is not NotImplemented:
+            return output
+        result = self._repeated(func, args, kwargs, inputs)
         if result is not None:
-            return self._write_down(func, args, kwargs, seen, result)
-        versions = [t._version for t in seen.tensors]
+            return self._write_down(func, args, kwargs, inputs, result)
+        versions = [t._version for t in inputs.tensors]
         try:
-            result, real = self._run(func, args, kwargs, seen)
+            result, real = self._run(func, args, kwargs, inputs)
         except Again as again:
             return self.record(func, *again.args, **again.kwargs)
         if self.trace_masks and has_picked_rows(result):
             return result  # picked rows: the graph holds all rows
-        is_sized = real is not None and not self.known.guarded.isdisjoint(map(id, seen.tensors))  # by a known input
-        told = written_by_schema(func, args)  # below autograd, as in bodies of vmap, no versions are counted
-        written = [i for i, t in enumerate(seen.tensors) if t._version != versions[i] or id(t) in told]
+        is_sized = real is not None and not self.known.guarded.isdisjoint(map(id, inputs.tensors))  # by a known input
+        written_below = written_by_schema(func, args)  # below autograd, as in bodies of vmap, no versions are counted
+        written = [i for i, t in enumerate(inputs.tensors) if t._version != versions[i] or id(t) in written_below]
         if len(written) > 1 and writes_its_first(func):  # aliases of the first change version too
-            first = storage_of(seen.tensors[written[0]])
-            written[1:] = [i for i in written[1:] if storage_of(seen.tensors[i]) != first]
-        if real is None and not seen.unknown:
-            real = self.known.run(func, args, kwargs, seen.tensors, result, written)
-        if real is None and not seen.unknown:
+            first = storage_of(inputs.tensors[written[0]])
+            written[1:] = [i for i in written[1:] if storage_of(inputs.tensors[i]) != first]
+        if real is None and not inputs.unknown:
+            real = self.known.run(func, args, kwargs, inputs.tensors, result, written)
+        if real is None and not inputs.unknown:
             real = self.known.filled(func, args, kwargs, result)
         if real is None and not kwargs.keys() - {"device", "dtype"}:
             real = self.known.drawn(func, args, result)
-        if not written and not makes_tensor(result, seen.tensors):
+        if not written and not makes_tensor(result, inputs.tensors):
             return result
-        made = self._write_down(func, args, kwargs, seen, result, real, written)
-        return guard_shapes(self, made) if is_sized else made
+        output = self._write_down(func, args, kwargs, inputs, result, real, written)
+        return guard_shapes(self, output) if is_sized else output
 
     def _write_down(
         self,
         func: Callable[..., Any],
         args: Any,
         kwargs: Any,
-        seen: Arguments,
+        inputs: Arguments,
         result: Any,
         real: Any = None,
         written: Sequence[int] = (),
     ) -> Any:
-        """Write the node of a call, and register its result; `written`: which of `seen.tensors` it wrote into."""
+        """Write the node of a call, and register its result; `written`: which of `inputs.tensors` it wrote into."""
         call = written_as(WRITTEN_AS.get(func) or func, args, kwargs)
-        given = seen.graph_args[::-1] if call.swapped else seen.graph_args
-        node = self.write(call.op, call.target, given, seen.graph_kwargs, call.name)
+        graph_args = inputs.graph_args[::-1] if call.swapped else inputs.graph_args
+        node = self.write(call.op, call.target, graph_args, inputs.graph_kwargs, call.name)
         if written:
-            node.meta[WRITES] = {seen.nodes[i]: seen.value(i) for i in written}
+            node.meta[WRITES] = {inputs.nodes[i]: inputs.value(i) for i in written}
         several = written and not isinstance(result, Tensor)  # written tensors keep the nodes that they have
-        self.register(node, without(result, [seen.tensors[i] for i in written]) if several else result, real)
+        self.register(node, without(result, [inputs.tensors[i] for i in written]) if several else result, real)
         if not isinstance(result, Tensor):  # a returned argument keeps its node (broadcast_tensors)
-            self.nodes.update((id(tensor), of) for tensor, of in zip(seen.tensors, seen.nodes, strict=True))
-        if seen.elsewhere:
-            self.nodes.update(seen.elsewhere)  # a write returns the written tensor, which keeps its node
+            self.nodes.update((id(tensor), of) for tensor, of in zip(inputs.tensors, inputs.nodes, strict=True))
+        if inputs.elsewhere:
+            self.nodes.update(inputs.elsewhere)  # a write returns the written tensor, which keeps its node
         self.finite.note(func, args, result, node)
-        if seen.parameters:
-            self.order.operation(seen.parameters)
+        if inputs.parameters:
+            self.order.operation(inputs.parameters)
         return result
 
     def _autocast(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -213,15 +213,15 @@ class Recorder(TorchFunctionMode, GraphWriter):
     ) -> Any:
         """Record `run(*args, **kwargs)` as one opaque node; calls inside are not recorded."""
         with self.pausing():
-            seen = Arguments(self, args, kwargs)
-            if seen.replaced:
-                args, kwargs = seen.data_free(args), seen.data_free(kwargs)
+            inputs = Arguments(self, args, kwargs)
+            if inputs.replaced:
+                args, kwargs = inputs.data_free(args), inputs.data_free(kwargs)
             result = run(*args, **kwargs)
-            result = pytree.tree_map_only(Tensor, lambda t: with_own_identity(t, seen.tensors), result)
-            node = self.graph.create_node(op, target, seen.graph_args, seen.graph_kwargs)
+            result = pytree.tree_map_only(Tensor, lambda t: with_own_identity(t, inputs.tensors), result)
+            node = self.graph.create_node(op, target, inputs.graph_args, inputs.graph_kwargs)
             self.register(node, result)
-        if seen.parameters:
-            self.order.operation(seen.parameters)
+        if inputs.parameters:
+            self.order.operation(inputs.parameters)
         return result
 
     @contextlib.contextmanager
@@ -252,30 +252,31 @@ class Recorder(TorchFunctionMode, GraphWriter):
         """A context in which torch functions are recorded, whether they already are or not."""
         return contextlib.nullcontext() if self.is_recording() else self
 
-    def _again(self, func: Callable[..., Any], args: Any, kwargs: Any, seen: Arguments) -> Tensor | None:
+    def _repeated(self, func: Callable[..., Any], args: Any, kwargs: Any, inputs: Arguments) -> Tensor | None:
         """The result of a call that ran before and only makes one tensor of unknown values; None for other calls."""
-        if seen.replaced or not seen.tensors or func in MADE_KNOWN or self.known.can_tell(seen.tensors):
+        inputs_read = read_by(func, inputs.tensors)
+        if inputs.replaced or not inputs.tensors or func in MADE_KNOWN or self.known.can_tell(inputs_read):
             return None
-        return self.runs.again(func, args, kwargs)
+        return self.runs.repeated_result(func, args, kwargs)
 
-    def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, seen: Arguments) -> tuple[Any, Any]:
+    def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, inputs: Arguments) -> tuple[Any, Any]:
         """The result on data-free tensors; and the real result, where the shape follows only from real values."""
-        free_args, free_kwargs = args, kwargs
-        if seen.replaced or "device" in kwargs:
-            free_args, free_kwargs = seen.data_free(args), seen.data_free(kwargs)
-        makes = func in FACTORIES or (func is torch.normal and not seen.tensors)  # from numbers only, one a size
-        if makes and free_kwargs.get("device") is None:
-            free_kwargs = {**free_kwargs, "device": META}
+        free_args, free_named = args, kwargs
+        if inputs.replaced or "device" in kwargs:
+            free_args, free_named = inputs.data_free(args), inputs.data_free(kwargs)
+        makes = func in FACTORIES or (func is torch.normal and not inputs.tensors)  # from numbers only, one a size
+        if makes and free_named.get("device") is None:
+            free_named = {**free_named, "device": META}
         try:
             with self.dynamic.kernels():
-                free = self.runs.run(func, free_args, free_kwargs) if seen.tensors else func(*free_args, **free_kwargs)
-            if not seen.tensors and isinstance(free, Tensor) and not free.is_meta:  # of numbers: `torch.div(7, 2)`
+                free = self.runs.run(func, free_args, free_named) if inputs.tensors else func(*free_args, **free_named)
+            if not inputs.tensors and isinstance(free, Tensor) and not free.is_meta:  # of numbers: `torch.div(7, 2)`
                 return data_free_like(free), free
             return free, None
         except (NotImplementedError, RuntimeError) as error:
             if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():
                 raise
-            return run_without_kernel(self, func, args, kwargs, seen, error)
+            return run_without_kernel(self, func, args, kwargs, inputs, error)
 
     # ---- numbers that depend on data
 

@@ -71,19 +71,19 @@ class RobustTracer:
 
         A root that cannot be traced at all is marked as failed and gets an empty graph; no error is raised.
         """
-        given = dict(concrete_args or {})
+        values = dict(concrete_args or {})
         self._visited.add(root)
         try:
             if self.is_leaf_module(root, ""):
                 return _single_call(root)
-            return self._trace(root, given)
+            return self._trace(root, values)
         except Exception as error:  # no error may escape; it is kept as the failure's message
             self.record_call_module(root, error)
             return fx.Graph()
 
-    def _trace(self, root: nn.Module, given: dict[str, Any]) -> fx.Graph:
-        examples = {n: v for n, v in given.items() if _holds_tensor(v)}
-        fixed = {n: v for n, v in given.items() if n not in examples}
+    def _trace(self, root: nn.Module, values: dict[str, Any]) -> fx.Graph:
+        examples = {n: v for n, v in values.items() if _holds_tensor(v)}
+        fixed = {n: v for n, v in values.items() if n not in examples}
         defaults = inspect.signature(root.forward).parameters.values()
         if not examples and not any(isinstance(p.default, torch.Tensor) for p in defaults):
             return trace_without_examples(root, fixed, self._policy()).graph
@@ -119,10 +119,10 @@ class GraphCollection:
         """The graphs of a model, and of the modules that had to be traced on their own."""
         self._clear()
         self._graphs[model] = self._tracer.trace(model, concrete_args)
-        seen: set[nn.Module] = set()
-        while failed := [m for m in self._tracer._failures if m not in seen]:
+        visited: set[nn.Module] = set()
+        while failed := [m for m in self._tracer._failures if m not in visited]:
             for module in failed:
-                seen.add(module)
+                visited.add(module)
                 for child in module.children():
                     if child not in self._graphs:
                         self._graphs[child] = self._tracer.trace(child)

@@ -25,13 +25,13 @@ class Runs:
     def __init__(self) -> None:
         self._seen: dict[Any, Tensor | _Outcome] = {}
 
-    def again(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
+    def repeated_result(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
         """The result of a call that ran before, wrote nothing and made one tensor; None for any other call."""
         key = _key(func, args, kwargs)
-        found = None if key is None else self._seen.get(key)
-        if isinstance(found, Tensor):
-            return found.clone()
-        return func(*args, **kwargs) if found is _Outcome.VIEW else None
+        outcome = None if key is None else self._seen.get(key)
+        if isinstance(outcome, Tensor):
+            return outcome.clone()
+        return func(*args, **kwargs) if outcome is _Outcome.VIEW else None
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """`func(*args, **kwargs)`, or a new tensor like its earlier result.
@@ -42,10 +42,10 @@ class Runs:
         key = _key(func, args, kwargs)
         if key is None:
             return func(*args, **kwargs)
-        found = self._seen.get(key)
-        if isinstance(found, Tensor):
-            return found.clone()
-        if found is not None:
+        outcome = self._seen.get(key)
+        if isinstance(outcome, Tensor):
+            return outcome.clone()
+        if outcome is not None:
             return func(*args, **kwargs)
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         versions = [t._version for t in inputs]

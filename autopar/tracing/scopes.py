@@ -78,8 +78,8 @@ class ModuleCalls:
         A module that each call creates anew cannot become a leaf of the next trace; for it, its caller is returned.
         """
         module = self._failed[1] if self._failed is not None and self._failed[0] is error else None
-        gone = {type(other).__qualname__ for other in self.policy.failed if other not in self.paths}
-        while module in self.outside and type(module).__qualname__ in gone:
+        recreated = {type(other).__qualname__ for other in self.policy.failed if other not in self.paths}
+        while module in self.outside and type(module).__qualname__ in recreated:
             module = self.outside[module]
         return module
 
@@ -128,7 +128,7 @@ class ModuleCalls:
                     parameters = (module.get_parameter(name) for name in target.names)
                     return recorder.record_call(
                         target,
-                        lambda *given: recorder.runs.run(target, given, {}),  # repeated layers share results
+                        lambda *tensors: recorder.runs.run(target, tensors, {}),  # repeated layers share results
                         (*args, *parameters),
                         {},
                     )
@@ -166,14 +166,14 @@ class ModuleCalls:
 
     def _counted(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call the module; raise UnrolledError if its own operations (a loop over time) make the graph too long."""
-        made, before, self._nested = self.recorder.alive, self._nested, 0
-        start = len(made)
+        alive, before, self._nested = self.recorder.alive, self._nested, 0
+        start = len(alive)
         result = original(module, *args, **kwargs)
-        total = len(made) - start
+        total = len(alive) - start
         self._longest = max(self._longest, (total - self._nested, module), key=lambda entry: entry[0])
         self._nested = before + total
         own, longest = self._longest
-        if len(made) > self.policy.max_nodes and own > LOOP:
+        if len(alive) > self.policy.max_nodes and own > LOOP:
             raise UnrolledError(
                 f"the graph passes {self.policy.max_nodes} nodes, and one call of {type(longest).__name__} makes {own}",
                 type(longest),
@@ -204,8 +204,8 @@ def _has_tensors(value: Any, depth: int = 3) -> bool:
     elif isinstance(value, MethodType):
         inside = [value.__self__]
     elif isinstance(value, FunctionType):
-        inside = [one for _, one in Enclosed(value).items()]
+        inside = [value_inside for _, value_inside in Enclosed(value).items()]
     else:
         inside = list(vars(value).values()) if hasattr(value, "__dict__") and not isinstance(value, type) else []
     leaves = pytree.tree_leaves(inside) if depth else []
-    return any(isinstance(one, Tensor) or _has_tensors(one, depth - 1) for one in leaves)
+    return any(isinstance(value_inside, Tensor) or _has_tensors(value_inside, depth - 1) for value_inside in leaves)

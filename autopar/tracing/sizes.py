@@ -97,8 +97,8 @@ def _reflected(function: Callable[..., Any], method: str) -> Callable[[Any, Any]
 
 
 def _unary(function: Callable[..., Any], method: str) -> Callable[..., Any]:
-    def forward(self: Any, *rest: Any) -> Any:
-        return traced(getattr(_plain(self), method)(*rest), (function, self, *rest))
+    def forward(self: Any, *arguments: Any) -> Any:
+        return traced(getattr(_plain(self), method)(*arguments), (function, self, *arguments))
 
     return forward
 
@@ -137,10 +137,10 @@ class SizeNodes:
         if isinstance(value, TracedInt) and origin[0] in _COMMUTATIVE:
             return self._in_order(value)
         key = _key(origin)
-        found = self.written.get(key)
-        if found is None:
-            found = self.written[key] = self._write(value, origin)
-        return found
+        node = self.written.get(key)
+        if node is None:
+            node = self.written[key] = self._write(value, origin)
+        return node
 
     def _in_order(self, value: TracedInt) -> fx.Node:
         """The node of a sum or product of ints, with operands in the order of the graph.
@@ -151,13 +151,13 @@ class SizeNodes:
         function, identity = value.origin[0], _COMMUTATIVE[value.origin[0]]
         operands = list(_operands(function, value))
         constant = functools.reduce(function, (v for v in operands if not isinstance(v, Traced)), identity)
-        so_far, *rest = sorted((v for v in operands if isinstance(v, Traced)), key=lambda v: _order(v.origin))
+        so_far, *further = sorted((v for v in operands if isinstance(v, Traced)), key=lambda v: _order(v.origin))
         node = self.node(so_far)
-        for one in rest if constant == identity else [*rest, constant]:
-            so_far = TracedInt(function(int(so_far), int(one)), (function, so_far, one))
+        for operand in further if constant == identity else [*further, constant]:
+            so_far = TracedInt(function(int(so_far), int(operand)), (function, so_far, operand))
             key = _key(so_far.origin)
             if key not in self.written:
-                other = self.node(one) if isinstance(one, Traced) else one
+                other = self.node(operand) if isinstance(operand, Traced) else operand
                 self.written[key] = self._call(so_far, function, (node, other))
             node = self.written[key]
         return node

@@ -59,9 +59,9 @@ _written: dict[Any, Call] = {}
 def written_as(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """How a call of `func` is written in the graph."""
     if not kwargs:
-        found = _OPERATOR_OF.get(func)
-        if found is not None and len(args) == found[1]:
-            return found[0]
+        operator_call = _OPERATOR_OF.get(func)
+        if operator_call is not None and len(args) == operator_call[1]:
+            return operator_call[0]
         reflected = _REFLECTED_OF.get(func)
         if reflected is not None and len(args) == 2:
             return reflected
@@ -98,8 +98,8 @@ def getter(name: str) -> Any:
 
 def methods(*names: str) -> set[Any]:
     """The tensor methods and torch functions with these names that this version of torch has."""
-    found = {getattr(owner, n) for n in names for owner in (Tensor, torch) if hasattr(owner, n)}
-    return {f for f in found if callable(f)}
+    functions = {getattr(owner, n) for n in names for owner in (Tensor, torch) if hasattr(owner, n)}
+    return {f for f in functions if callable(f)}
 
 
 # Questions about a tensor's memory layout.

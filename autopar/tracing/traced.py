@@ -13,13 +13,14 @@ from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from autopar.calls.entries import FORWARD, Entry
-from autopar.calls.states import ABSENT, State
+from autopar.calls.states import State
 from autopar.fingerprints.fingerprint import fingerprint
 from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL
 from autopar.ops.first_writes import write_into
 from autopar.tracing.calls import matching
 from autopar.tracing.calls.guards import Guards
 from autopar.tracing.calls.inputs import Inputs
+from autopar.tracing.model_state.changed_state import FoundStates, LostChanges, SetByCalls
 from autopar.tracing.model_state.plain_reads import PlainValues
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.scopes import Scope
@@ -35,15 +36,8 @@ class Traced:
     `assumptions`: places where activations are assumed to be finite. `plain_values`: plain values that forward has read
     from modules. `reads_memory`: whether forward has asked for a tensor's memory layout. `entry`: what was called.
     `own_key`: the key of the traced call; `other_keys`: keys of other calls for which the trace is valid as well.
-
-    Attributes of modules that forward sets: `set_attributes`: those that calls set too, as (path, name), for modules of
-    the model or `of_loss`. Their values follow the model's result among the flat outputs; `set_spec` rebuilds them.
-    `set_outputs`: flat outputs that are tensors of such attributes, each with the names that attribute and tensor have
-    as inputs if it is a state. `attributes_set`: names of attributes that calls cannot set. `left_beside`: lines that
-    store tensors elsewhere. `new_states`: attributes that forward reads and sets but that were not among its inputs.
-    `may_be_states`: attributes set from constants only, unless these are tables (`ChangedAttributes.may`);
-    `made_of_constants`: all attributes set from constants. `set_again`: whether a second call sets them again (None: it
-    could not be made).
+    `set_by_calls`, `found_states`, `lost`: what forward changes in its modules. `numbers_returned`: places of flat
+    outputs that stand for numbers.
     """
 
     graph: fx.Graph
@@ -56,17 +50,10 @@ class Traced:
     types: dict[str, type[nn.Module]] = field(default_factory=dict)
     failures: dict[nn.Module, str] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
-    attributes_set: tuple[str, ...] = ()
-    set_attributes: tuple[tuple[str, str], ...] = ()
-    of_loss: Mapping[str, nn.Module] = field(default_factory=dict)
-    set_spec: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure([]))
-    set_outputs: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     numbers_returned: frozenset[int] = frozenset()
-    new_states: tuple[State, ...] = ()
-    may_be_states: Mapping[State, bool] = field(default_factory=dict)
-    made_of_constants: Mapping[State, Any] = field(default_factory=dict)
-    set_again: Mapping[State, bool | None] = field(default_factory=dict)
-    left_beside: tuple[str, ...] = ()
+    set_by_calls: SetByCalls = field(default_factory=SetByCalls)
+    found_states: FoundStates = field(default_factory=FoundStates)
+    lost: LostChanges = field(default_factory=LostChanges)
     plain_values: PlainValues = field(default_factory=lambda: PlainValues({}))
     own_key: tuple[Hashable, Hashable] = (None, None)
     other_keys: list[Hashable] = field(default_factory=list)
@@ -82,6 +69,11 @@ class Traced:
     def numbers(self) -> dict[str, int | float]:
         """Arguments of the traced call that are numbers: a call with another value is a different kind of call."""
         return {name: value for name, value in self.inputs.fixed.items() if type(value) in (int, float)}
+
+    @property
+    def numbers_read(self) -> dict[str, int | float]:
+        """Numbers that forward read from tensors of known contents, by the question and its place in the model."""
+        return {f"{g.question}() at {g.place}": g.answer for g in self.guards.guards if type(g.answer) in (int, float)}
 
     def of(self, model: nn.Module) -> Traced:
         """This trace for `model`, a copy of the root. It no longer refers to the root, and has no execution order."""
@@ -111,17 +103,21 @@ class Traced:
         """
         if self.own_key[0] != other.own_key[0] or self.out_spec != other.out_spec or other.inputs.same:
             return False
-        if (self.set_attributes, self.set_spec) != (other.set_attributes, other.set_spec):
+        if not self.set_by_calls.same_as(other.set_by_calls):
             return False
         if self.numbers_returned != other.numbers_returned:
             return False
-        if self.reads_values or other.reads_values or not _alike(self._constants_read(), other._constants_read()):
+        if (
+            self.reads_values
+            or other.reads_values
+            or not _equal_constants(self._constants_read(), other._constants_read())
+        ):
             return False
         if self.states != other.states:
             return False
         node_of = {str(n.target): n for n in other.graph.nodes if n.op == "placeholder"}
-        same = {node_of[name]: node_of[first] for name, first in self.inputs.same.items()}
-        return fingerprint(self.graph) == fingerprint(other.graph, same)
+        node_of_first = {node_of[name]: node_of[first] for name, first in self.inputs.same.items()}
+        return fingerprint(self.graph) == fingerprint(other.graph, node_of_first)
 
     def _constants_read(self) -> dict[str, Any]:
         """The constants that nodes name; not modules that forward creates (a loss), of which only ops are nodes."""
@@ -144,16 +140,12 @@ class Traced:
 
     def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
         """Set the attributes that forward sets on the modules of a model, from the flat outputs of the graph."""
-        if self.set_attributes:
-            values = pytree.tree_unflatten(
-                self._as_returned(leaves, self.out_spec.num_leaves, len(leaves)), self.set_spec
-            )
-            for (path, name), value in zip(self.set_attributes, values, strict=True):
-                module = self.of_loss[path] if path in self.of_loss else model.get_submodule(path)
-                if not isinstance(value, str) or value != ABSENT:
-                    setattr(module, name, value)
-                elif hasattr(module, name):
-                    delattr(module, name)
+        self.set_by_calls.set_on(model, self._as_returned(leaves, self.out_spec.num_leaves, len(leaves)))
+
+    @property
+    def set_outputs(self) -> Mapping[int, tuple[str, str]]:
+        """Flat outputs that are tensors of attributes that calls set (`SetByCalls.outputs`)."""
+        return self.set_by_calls.outputs
 
     @property
     def states(self) -> Mapping[str, State]:
@@ -195,7 +187,7 @@ class Traced:
         """The nodes with this target: the name of a function, method, parameter or module."""
         return [n for n in self.graph.nodes if _name(n.target) == target]
 
-    def one(self, target: str) -> fx.Node:
+    def find_one(self, target: str) -> fx.Node:
         """The only node with this target."""
         (node,) = self.find(target)
         return node
@@ -227,18 +219,18 @@ class Traced:
         return [n for n in self.graph.nodes if any(p == path for p, _ in n.meta[SCOPE])]
 
 
-def _alike(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+def _equal_constants(constants: Mapping[str, Any], other_constants: Mapping[str, Any]) -> bool:
     """Whether two traces have equal constants: the same objects, or tensors with equal contents."""
-    return some.keys() == others.keys() and all(
-        value is others[name]
+    return constants.keys() == other_constants.keys() and all(
+        value is other_constants[name]
         or (
             isinstance(value, torch.Tensor)
-            and isinstance(others[name], torch.Tensor)
-            and value.dtype == others[name].dtype
+            and isinstance(other_constants[name], torch.Tensor)
+            and value.dtype == other_constants[name].dtype
             and not value.is_meta
-            and torch.equal(value, others[name])
+            and torch.equal(value, other_constants[name])
         )
-        for name, value in some.items()
+        for name, value in constants.items()
     )
 
 

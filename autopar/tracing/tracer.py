@@ -67,7 +67,7 @@ def trace(
     `without_loss`, the call leaves these arguments out. `same_inputs`: examples that are the same tensor are one input
     (default: each is its own). `entry`: what is called, by default the model itself. `states`: examples of attributes
     that carry over between calls; states that are found on the way are taken from the model. `set_again`: what an
-    earlier trace has found (`Traced.set_again`).
+    earlier trace has found (`FoundStates.set_again`).
 
     `parameter_dtype`: floating parameters and inputs have this dtype. `trace_sizes`: sizes that reach an op are nodes,
     else constants. `device`: the device that data-free tensors claim (default: that of the parameters, else of the
@@ -110,21 +110,23 @@ def trace(
         traced = with_states(
             root,
             inputs.with_states(states or {}, same_inputs=same_inputs),
-            lambda given: trace_until_done(root, given, options, contained=contained, functions=unsupported == "leaf"),
-            lambda given: _once(root, given, options),
+            lambda inputs_with_states: trace_until_done(
+                root, inputs_with_states, options, contained=contained, functions=unsupported == "leaf"
+            ),
+            lambda inputs_with_states: _trace_once(root, inputs_with_states, options),
             set_again or {},
         )
     finally:
         forget(options.remaining, root)
-    if traced.attributes_set:
+    if traced.lost.attributes:
         warn(
-            f"forward sets {', '.join(traced.attributes_set[:4])}, which later calls neither read again nor set: "
+            f"forward sets {', '.join(traced.lost.attributes[:4])}, which later calls neither read again nor set: "
             "make it a buffer, or pass it as an argument and return it"
         )
     hooked = users_hooks(root)
-    if traced.left_beside and not hooked:
+    if traced.lost.places and not hooked:
         warn(
-            f"forward stores what it computes at {', '.join(traced.left_beside[:4])} in an object, class, list or dict "
+            f"forward stores what it computes at {', '.join(traced.lost.places[:4])} in an object, class, list or dict "
             "outside its modules, and later calls do not: return it from forward"
         )
     if hooked:
@@ -138,15 +140,15 @@ def trace(
 
 
 def _free_sizes(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> FreeSizes:
-    def again(tensors: Mapping[str, Any]) -> fx.Graph:
-        graph = _once(root, inputs.with_examples(tensors), options).graph
+    def graph_of(tensors: Mapping[str, Any]) -> fx.Graph:
+        graph = _trace_once(root, inputs.with_examples(tensors), options).graph
         forget(options.remaining, root)
         return graph
 
-    return prove(traced.graph, {v.name: v.example for v in inputs.leaves if not v.known}, again)
+    return prove(traced.graph, {v.name: v.example for v in inputs.leaves if not v.known}, graph_of)
 
 
-def _once(root: nn.Module, inputs: Inputs, options: Options) -> Traced:
+def _trace_once(root: nn.Module, inputs: Inputs, options: Options) -> Traced:
     attempt = Attempt(root, inputs, options)
     try:
         return attempt.run()
@@ -190,13 +192,13 @@ def trace_until_done(
                 raise
             _become_leaf(attempt, options, error, functions, error)
         except contained as error:
-            _become_leaf(attempt, options, error, functions, _told(error, innermost))
+            _become_leaf(attempt, options, error, functions, _innermost_error(error, innermost))
         except Exception as error:
             policy = options.policy
-            if (told := met_stand_in(error)) is not None:
+            if (stand_in_error := met_stand_in(error)) is not None:
                 if not contained:
-                    raise told from error
-                _become_leaf(attempt, options, error, functions, told)
+                    raise stand_in_error from error
+                _become_leaf(attempt, options, error, functions, stand_in_error)
                 continue
             whole = _whole(root, options) if functions and (policy.failed or policy.functions) else None
             if whole is not None and broken is None:
@@ -211,14 +213,14 @@ def trace_until_done(
             raise
 
 
-def _told(error: Exception, innermost: dict[str, NotOneOpError]) -> Exception:
+def _innermost_error(error: Exception, innermost: dict[str, NotOneOpError]) -> Exception:
     return innermost.setdefault(error.reason, error) if isinstance(error, NotOneOpError) else error
 
 
 def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> Traced:
     """The graph that is valid for infinite activations too, if it only adds clamps; else `traced`, with a warning."""
     try:
-        mended = _once(root, inputs, replace(options, are_finite=False))
+        mended = _trace_once(root, inputs, replace(options, are_finite=False))
     except Exception:  # the path of an unhealthy step may raise or ask for more data
         mended = traced
     if mended is not traced and differs_by_mends(mended.graph, traced.graph):
@@ -230,20 +232,20 @@ def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -
     return traced
 
 
-def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions: bool, told: Exception) -> None:
-    """Make the innermost module a leaf from now on, or a function where that is the root; or raise `told`."""
+def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions: bool, shown_error: Exception) -> None:
+    """Make the innermost module a leaf from now on, or a function where that is the root; or raise `shown_error`."""
     root, policy = attempt.model, options.policy
     reason = error.reason if isinstance(error, NotOneOpError) else f"{type(error).__name__}: {error}"
     if attempt.calls.is_final:
-        raise told
+        raise shown_error
     module = attempt.culprit(error)
     if module is not None and module is not root and module not in policy.failed:
-        policy.failed.update(dict.fromkeys(_alike(root, module), reason))
+        policy.failed.update(dict.fromkeys(_modules_like(root, module), reason))
         return
     function = function_around(error, policy.functions, attempt.called) or _whole(root, options) if functions else None
     if function is None:
-        _tell_of_leaves(told, policy)
-        raise told
+        _tell_of_leaves(shown_error, policy)
+        raise shown_error
     policy.functions[function] = reason
 
 
@@ -273,7 +275,7 @@ def _whole(root: nn.Module, options: Options) -> FunctionType | None:
     return None if policy.unrolled else whole_forward(options.entry.of(root), policy.functions)
 
 
-def _alike(root: nn.Module, module: nn.Module) -> list[nn.Module]:
+def _modules_like(root: nn.Module, module: nn.Module) -> list[nn.Module]:
     """The module and those at the same place of other layers, which would fail as well, each in its own trace."""
     places = {m: re.sub(r"\d+", "#", path) for path, m in root.named_modules()}
     return [module, *(m for m, place in places.items() if type(m) is type(module) and place == places.get(module))]

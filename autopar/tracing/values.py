@@ -28,8 +28,8 @@ def data_free_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def result_like(tensor: Tensor) -> Tensor:
     """The same for a call's result: no autograd leaf, since the caller may write into it."""
     free = data_free_like(tensor)
-    made = free.clone() if free.requires_grad else free
-    return made if made.stride() == tensor.stride() else free
+    result = free.clone() if free.requires_grad else free
+    return result if result.stride() == tensor.stride() else free
 
 
 def with_own_identity(tensor: Tensor, inputs: list[Tensor]) -> Tensor:

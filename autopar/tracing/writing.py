@@ -102,14 +102,16 @@ class GraphWriter:
     def release(self) -> WeakTensorRefs:
         """Drop all references to tensors; returns weak references to those that others hold, with their places."""
         nodes = [(t, self.nodes[id(t)]) for t in self.alive]
-        made = [(weakref.ref(t), n.meta.get(PLACE, "")) for t, n in nodes if n.op not in ("placeholder", "get_attr")]
+        references = [
+            (weakref.ref(t), n.meta.get(PLACE, "")) for t, n in nodes if n.op not in ("placeholder", "get_attr")
+        ]
         nodes.clear()
         self.alive.clear()
         self._casts.clear()
         self.known.deferred.clear()
-        there = [(one, place) for one, place in (*made, *self._beside) if one() is not None]
-        noted = {id(t) for node in (self.graph.nodes if there else ()) for t in pytree.tree_leaves(node.meta.get(VAL))}
-        return [(one, place) for one, place in there if id(one()) not in noted]
+        living = [(reference, place) for reference, place in (*references, *self._beside) if reference() is not None]
+        noted = {id(t) for node in (self.graph.nodes if living else ()) for t in pytree.tree_leaves(node.meta.get(VAL))}
+        return [(reference, place) for reference, place in living if id(reference()) not in noted]
 
     def annotate(self, node: fx.Node, place: bool = False) -> None:
         """Set the annotations that are the same for every node made at this moment."""
@@ -144,7 +146,7 @@ class GraphWriter:
             if entry is None:
                 raise TraceError(
                     f"a tensor of shape {tuple(tensor.shape)} was made by something the tracer cannot see (a scripted "
-                    "function, numpy, torch.Tensor(...), nn.Parameter(...), a leaf that hands it on beside its result, "
+                    "function, numpy, nn.Parameter(...), a leaf that hands it on beside its result, "
                     "as in a cache): make it with a torch function or in __init__, and train without caches",
                     where=self.where(),
                 )

@@ -7,6 +7,7 @@ of each attempt, the kernel limits memory; hangs outside Python are left to the 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import resource
@@ -105,7 +106,7 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
         text = known_text(config, inputs)  # some depend on end or padding tokens
         if text:
             record = better(record, traced(model, inputs | text, limit) | {"changed": "input_ids known"})
-    unsure = record["status"] == "failed" or "Unknown" in str(record.get("leaves"))
+    unsure = record["status"] == "failed" or "Unknown" in str(record.get("leaves")) or is_one_node(record)
     if unsure and record["parameters"] < REAL_PARAMETERS:
         record = for_real(record, family, name, inputs, limit)
     if record["status"] == "does not run" and options["train"]:
@@ -191,7 +192,7 @@ def traced(model: nn.Module, inputs: dict[str, Any], limit: float) -> dict[str, 
     try:
         with cpu_limit(limit), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = trace(model, inputs, unsupported="leaf")
+            found = trace(model, copy.deepcopy(inputs), unsupported="leaf")  # some models write into a session
     except (Exception, OutOfTime) as error:
         record |= {"seconds": round(time.process_time() - start, 3), "status": "failed", **failure(error, limit)}
         if not isinstance(error, OutOfTime):
@@ -234,7 +235,7 @@ def eager(model: nn.Module, inputs: dict[str, Any], limit: float, known_on: str)
                 torch.device(makes) if makes else contextlib.nullcontext(),
             ):  # fmt: skip
                 warnings.simplefilter("ignore")
-                model(**bare)
+                model(**copy.deepcopy(bare))
             return "ok"
         except (Exception, OutOfTime) as error:
             answer = told(error)

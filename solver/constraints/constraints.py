@@ -40,27 +40,27 @@ def restrict(
             pins.append(pin)
         else:
             close = _near(text)
-            meant = f" Did you mean '{close}'?" if close else ""
+            hint = f" Did you mean '{close}'?" if close else ""
             raise InputError(
                 f"constraint '{text}' is no preset ({', '.join(PRESETS)}; options in brackets, 'fsdp(zero=2)'), no "
                 "role of an axis ('axis:NAME = role') and no pin: write 'kind:pattern = layout', with != to forbid it "
                 f"and ~ to prefer it, and a kind of {', '.join(KINDS)}, or 'leaf:pattern' for modules that are one op "
-                f"each.{meant}"
+                f"each.{hint}"
             )
-    found = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
+    restricted = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
     for pin in sorted(pins, key=lambda pin: pin.sign == "~"):  # preferences last, among what the other pins leave
-        found = hold(found, memory, pin, axis_names)
+        restricted = hold(restricted, memory, pin, axis_names)
     for pin in pins:
-        if is_overruled(found, memory, pin):
+        if is_overruled(restricted, memory, pin):
             raise ExcludedError(pin.text, "later constraints ask for other recompute of everything that this one names")
-    return found
+    return restricted
 
 
 def _near(text: str) -> str:
     """What a malformed constraint may have meant: a preset, or a pin of another kind; empty if nothing is near."""
     kind, colon, rest = text.partition(":")
-    known = (*KINDS, "leaf", "axis") if colon else PRESETS
-    close = difflib.get_close_matches(kind.lower().replace(" ", ""), known, n=1)
+    names = (*KINDS, "leaf", "axis") if colon else PRESETS
+    close = difflib.get_close_matches(kind.lower().replace(" ", ""), names, n=1)
     return f"{close[0]}{colon}{rest}" if close and close[0] != kind else ""
 
 
@@ -83,19 +83,19 @@ def satisfied(
             own = _own_error(members, solve) if len(members) < len(constraints) else None
             raise _named(own or error, members) from error
         preferred = ", ".join(f"'{text}'" for text in constraints if is_preference(text))
-        found = satisfied(firm, solve, possible)
+        result = satisfied(firm, solve, possible)
         warn(f"no plan fits with {preferred}: planned without ({error.message})", PreferenceWarning)
-        return found
+        return result
 
 
 def _members(constraints: Sequence[str], possible: Callable[[Sequence[str]], bool]) -> list[str]:
     """A minimal set of constraints that cannot hold together (deletion filter: Chinneck 1997)."""
-    found = list(constraints)
+    members = list(constraints)
     for text in constraints:
-        rest = [other for other in found if other is not text]
-        if rest and not possible(rest):
-            found = rest
-    return found
+        others = [other for other in members if other is not text]
+        if others and not possible(others):
+            members = others
+    return members
 
 
 def _own_error(members: Sequence[str], solve: Callable[[Sequence[str]], Found]) -> InfeasibleError | None:

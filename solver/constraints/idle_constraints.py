@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.cost.memory.formulas import StepMemory
-from autopar.solver.constraints.pins import Spoken, asked_of_inputs, read_pin, spoken_of, told
+from autopar.solver.constraints.pins import Spoken, asked_of_inputs, describe, read_pin, spoken_of
 from autopar.solver.constraints.restricted import Strategies
 from autopar.user_warnings import AutoparWarning, warn
 
@@ -42,11 +42,13 @@ def _why_free(spoken: Spoken) -> str:
 def _nothing_lies_so(spoken: Spoken, strategies: Strategies, memory: StepMemory) -> str:
     """A text saying that no tensor named by a pin can have its layout, and which it can have; empty if some can."""
     first, *others = spoken.places
-    ways = [(node, one) for node in spoken.places for one in strategies.get(node, ())]
-    if any(spoken.holds(node, one) != (spoken.pin.sign == "!=") for node, one in ways):
+    ways = [(node, strategy) for node in spoken.places for strategy in strategies.get(node, ())]
+    if any(spoken.holds(node, strategy) != (spoken.pin.sign == "!=") for node, strategy in ways):
         return ""
-    known = list(dict.fromkeys(str(s) for node, one in ways if node is first for s in spoken.layouts(node, one)))
-    more = f" or in {len(known) - _FEW} other ways" if len(known) > _FEW else ""
+    layouts = list(
+        dict.fromkeys(str(s) for node, strategy in ways if node is first for s in spoken.layouts(node, strategy))
+    )
+    further = f" or in {len(layouts) - _FEW} other ways" if len(layouts) > _FEW else ""
     nor = "; nor can any other tensor that it names" if others else ""
-    only = f"{' or '.join(known[:_FEW])}{more}{asked_of_inputs(first)}"
-    return f"{told(memory, first)} cannot have this layout, only {only}{nor}"
+    only = f"{' or '.join(layouts[:_FEW])}{further}{asked_of_inputs(first)}"
+    return f"{describe(memory, first)} cannot have this layout, only {only}{nor}"

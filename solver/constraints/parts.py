@@ -33,14 +33,13 @@ from autopar.user_warnings import warn
 class Wish:
     """What is asked of a block; ops are offsets in it.
 
-    `forced`: stretches that must be recomputed; `free`: ops that other segments may hold (None: all); `some`: something
-    must be recomputed; `whole`: the whole block must be recomputed (True) or must not be (False); `never`: nothing may
-    be recomputed. No segment may hold all ops of `parted`, if there are any.
-    """
+    `forced`: stretches that must be recomputed; `free`: ops that other segments may hold (None: all); `must_recompute`:
+    something must be recomputed; `whole`: the whole block must be recomputed (True) or must not be (False); `never`:
+    nothing may be recomputed. No segment may hold all ops of `parted`, if there are any."""
 
     free: frozenset[int] | None = None
     forced: tuple[Span, ...] = ()
-    some: bool = False
+    must_recompute: bool = False
     whole: bool | None = None
     never: bool = False
     parted: frozenset[int] = frozenset()
@@ -48,39 +47,39 @@ class Wish:
 
 def wish_of(memory: StepMemory, recompute: Mapping[fx.Node, Recompute], nodes: Sequence[fx.Node]) -> Wish:
     """What is asked of the block with these nodes."""
-    asked = {i: recompute.get(n) for i, n in enumerate(nodes) if in_segment(n) and output_tensors(n)}
-    keeping = {i: way for i, way in asked.items() if memory.saves(nodes[i])}
-    ways = set(keeping.values())
-    if ways <= {None}:
+    way_of = {i: recompute.get(n) for i, n in enumerate(nodes) if in_segment(n) and output_tensors(n)}
+    keeping = {i: way for i, way in way_of.items() if memory.saves(nodes[i])}
+    kinds = set(keeping.values())
+    if kinds <= {None}:
         return Wish()
-    if ways == {"never"}:
+    if kinds == {"never"}:
         return Wish(never=True, whole=False)
-    if ways == {"full"}:
-        return Wish(some=True, whole=True)
-    if ways == {"selective"}:
-        return Wish(some=True, whole=False)
-    some = "selective" in ways
-    barred = {"never", None} if some else {"never"}
+    if kinds == {"full"}:
+        return Wish(must_recompute=True, whole=True)
+    if kinds == {"selective"}:
+        return Wish(must_recompute=True, whole=False)
+    is_selective = "selective" in kinds
+    barred = {"never", None} if is_selective else {"never"}
     return Wish(
-        free=frozenset(i for i, way in asked.items() if (way != "never" if i not in keeping else way not in barred)),
-        forced=_stretches(asked, keeping),
-        some=some or "full" in ways,
-        whole=False if some or "never" in ways else None,
-        parted=frozenset(i for i, way in keeping.items() if way == "selective") if None in ways else frozenset(),
+        free=frozenset(i for i, way in way_of.items() if (way != "never" if i not in keeping else way not in barred)),
+        forced=_stretches(way_of, keeping),
+        must_recompute=is_selective or "full" in kinds,
+        whole=False if is_selective or "never" in kinds else None,
+        parted=frozenset(i for i, way in keeping.items() if way == "selective") if None in kinds else frozenset(),
     )
 
 
-def _stretches(asked: Mapping[int, Recompute | None], keeping: Mapping[int, Recompute | None]) -> tuple[Span, ...]:
+def _stretches(ways: Mapping[int, Recompute | None], keeping: Mapping[int, Recompute | None]) -> tuple[Span, ...]:
     """The stretches of which full recompute is asked, each from its first to its last op with that pin."""
-    found: list[Span] = []
+    spans: list[Span] = []
     goes_on = False
-    for i, way in asked.items():
+    for i, way in ways.items():
         if way == "full":
-            found = [*found[:-1], (found[-1][0], i)] if goes_on else [*found, (i, i)]
+            spans = [*spans[:-1], (spans[-1][0], i)] if goes_on else [*spans, (i, i)]
             goes_on = True
         elif way is not None or i in keeping:
             goes_on = False
-    return tuple(span for span in found if any(span[0] <= i <= span[1] for i in keeping))
+    return tuple(span for span in spans if any(span[0] <= i <= span[1] for i in keeping))
 
 
 def levels_for(
@@ -114,7 +113,7 @@ def levels_for(
             f"constraints ask to recompute '{part}' without the rest of '{block}', but {error}: ask for the "
             "whole block, or for another part"
         ) from error
-    if wish.some and wish.whole is False and len(levels) == 1 and most:
+    if wish.must_recompute and wish.whole is False and len(levels) == 1 and most:
         warn(
             f"constraints ask to recompute a part of '{block}', but no part of it both saves memory and can be "
             "recomputed by itself: nothing of it is recomputed; ask for full instead of selective",

@@ -66,8 +66,8 @@ def read_pin(text: str) -> Pin | None:
     >>> read_pin("param:head.weight != S0").sign
     '!='
     """
-    found = _FORM.fullmatch(text)
-    return Pin(text, *found.groups()) if found and found[1] in KINDS else None
+    match = _FORM.fullmatch(text)
+    return Pin(text, *match.groups()) if match and match[1] in KINDS else None
 
 
 def is_preference(text: str) -> bool:
@@ -88,7 +88,7 @@ class Spoken:
     @property
     def is_free(self) -> bool:
         """Whether every layout has the form."""
-        return all(wanted is None for wanted in self.form)
+        return all(placement is None for placement in self.form)
 
     def layouts(self, node: fx.Node, strategy: Strategy) -> list[Layout]:
         layouts = strategy.inputs if self.pin.kind == "output" else strategy.outputs
@@ -112,11 +112,11 @@ def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Seque
     strategies, spoken, changes = dict(restricted.strategies), spoken_of(memory, pin, axis_names), False
     for node in spoken.places:
         before = strategies.get(node, ())
-        left = tuple(s for s in before if spoken.holds(node, s))
-        if before and not left and pin.sign != "~":
-            what = _place(memory, spoken, node, before) or told(memory, node)
-            raise ExcludedError(pin.text, f"{what} cannot have this layout{_others(spoken, node, before)}")
-        strategies[node] = left or before
+        remaining = tuple(s for s in before if spoken.holds(node, s))
+        if before and not remaining and pin.sign != "~":
+            subject = _place(memory, spoken, node, before) or describe(memory, node)
+            raise ExcludedError(pin.text, f"{subject} cannot have this layout{_possible_layouts(spoken, node, before)}")
+        strategies[node] = remaining or before
         changes |= len(strategies[node]) < len(before)
     # A pin that takes no strategy away leaves equal blocks equal, so it marks no nodes.
     return replace(restricted, strategies=strategies).marked(named(memory, pin), pin.text) if changes else restricted
@@ -138,7 +138,7 @@ def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
         )
     if not nodes:
         names = _names(memory, pin.kind)
-        does = " that runs anything here" if KINDS[pin.kind] == "module" else ""
+        condition = " that runs anything here" if KINDS[pin.kind] == "module" else ""
         near = f"; its places are {', '.join(names)}" if pin.kind == "output" else did_you_mean(pin.pattern, names)
         if pin.kind == "param" and (name := unread(memory, pin.pattern)):
             raise InputError(
@@ -146,7 +146,7 @@ def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
                 "every rank"
             )
         raise InputError(
-            f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]}{does} is called '{pin.pattern}'{near}"
+            f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]}{condition} is called '{pin.pattern}'{near}"
         )
     return nodes
 
@@ -178,16 +178,16 @@ def is_overruled(restricted: Restricted, memory: StepMemory, pin: Pin) -> bool:
 
 def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tuple[int, ...]]:
     """The nodes that a pattern matches, with the numbers of the outputs meant (of the output node: inputs)."""
-    found: dict[fx.Node, tuple[int, ...]] = {}
+    places_of: dict[fx.Node, tuple[int, ...]] = {}
     inside: dict[str, list[fx.Node]] = {}
     names = names_by_node(memory) if kind == "param" else {}
     for node in memory.graph.nodes:
         if any(fnmatchcase(name, pattern) for name in names.get(node, ())):
-            found[node] = (0,)
+            places_of[node] = (0,)
         elif kind == "input" and node.op == "placeholder" and fnmatchcase(str(node.target), pattern):
-            found[node] = tuple(range(len(output_tensors(node))))
+            places_of[node] = tuple(range(len(output_tensors(node))))
         elif kind == "output" and node.op == "output":
-            found[node] = tuple(i for i in range(len(memory.inputs[node])) if fnmatchcase(str(i), pattern))
+            places_of[node] = tuple(i for i in range(len(memory.inputs[node])) if fnmatchcase(str(i), pattern))
         elif kind in ("activation", "recompute") and node.op.startswith("call"):
             for path, _ in node.meta.get(SCOPE, ()):
                 if fnmatchcase(path, pattern):
@@ -195,12 +195,12 @@ def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tupl
     if kind == "recompute":
         return {node: () for nodes in inside.values() for node in nodes if output_tensors(node)}
     for nodes in inside.values():
-        for ref in _given(nodes):
-            found[ref.node] = tuple(sorted({*found.get(ref.node, ()), ref.index}))
-    return {node: places for node, places in found.items() if places}
+        for ref in _module_outputs(nodes):
+            places_of[ref.node] = tuple(sorted({*places_of.get(ref.node, ()), ref.index}))
+    return {node: places for node, places in places_of.items() if places}
 
 
-def _given(nodes: Sequence[fx.Node]) -> list[TensorRef]:
+def _module_outputs(nodes: Sequence[fx.Node]) -> list[TensorRef]:
     """The outputs of a module: the tensors that its nodes make and other nodes read."""
     own = set(nodes)
     leaving = (node for node in nodes if any(user not in own for user in node.users))
@@ -212,30 +212,30 @@ def _fitting(
 ) -> Mapping[fx.Node, tuple[int, ...]]:
     """Keep only the outputs of modules or of the model that have all dims which the layout splits: for example, a loss
     that is returned beside other outputs has none."""
-    rank = 1 + max((wanted.dim for wanted in form if wanted is not None and wanted.is_sharded), default=-1)
-    found: dict[fx.Node, tuple[int, ...]] = {}
+    rank = 1 + max((placement.dim for placement in form if placement is not None and placement.is_sharded), default=-1)
+    with_rank: dict[fx.Node, tuple[int, ...]] = {}
     for node, places in nodes.items():
         refs = memory.inputs[node] if pin.kind == "output" else [TensorRef(node, i) for i in range(1 + max(places))]
         if fitting := tuple(i for i in places if tensor_of(refs[i]).dim() >= rank):
-            found[node] = fitting
-    if not found:
+            with_rank[node] = fitting
+    if not with_rank:
         raise InputError(f"constraint '{pin.text}': {_GIVEN[pin.kind]} has {rank} dims")
-    return found if pin.kind in ("activation", "output") else nodes
+    return with_rank if pin.kind in ("activation", "output") else nodes
 
 
 def _place(memory: StepMemory, spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
     """For the output node: which of the model's outputs that a pin names cannot have the layout; else empty."""
     for i in spoken.places[node] if spoken.pin.kind == "output" else ():
-        one = replace(spoken, places={node: (i,)})
-        if not any(one.holds(node, strategy) for strategy in strategies):
+        of_output = replace(spoken, places={node: (i,)})
+        if not any(of_output.holds(node, strategy) for strategy in strategies):
             return f"output {i} of shape {tuple(tensor_of(memory.inputs[node][i]).shape)}"
     return ""
 
 
-def _others(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
+def _possible_layouts(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
     """The layouts that a node can have, if they are few; else empty."""
-    known = dict.fromkeys(str(layout) for one in strategies for layout in spoken.layouts(node, one))
-    return f", only {' or '.join(known)}{asked_of_inputs(node)}" if len(known) <= _FEW else ""
+    layouts = dict.fromkeys(str(layout) for strategy in strategies for layout in spoken.layouts(node, strategy))
+    return f", only {' or '.join(layouts)}{asked_of_inputs(node)}" if len(layouts) <= _FEW else ""
 
 
 def asked_of_inputs(node: fx.Node) -> str:
@@ -256,28 +256,28 @@ def _form(pin: Pin, axis_names: Sequence[str]) -> Form:
         form = [None if part == "*" else Placement.parse(part) for part in parts]
     except LayoutError as error:
         raise InputError(f"constraint '{pin.text}': {error}") from error
-    plain = [one.dim for part, one in zip(parts, form, strict=True) if one and one.is_sharded and "@" not in part]
+    plain = [p.dim for part, p in zip(parts, form, strict=True) if p and p.is_sharded and "@" not in part]
     return [
-        replace(one, outer=_ANY_OUTER) if one and "@" not in part and plain.count(one.dim) > 1 else one
-        for part, one in zip(parts, form, strict=True)
+        replace(p, outer=_ANY_OUTER) if p and "@" not in part and plain.count(p.dim) > 1 else p
+        for part, p in zip(parts, form, strict=True)
     ]
 
 
 def _where_split(form: Form, sign: str, mesh_shape: Sequence[int]) -> Form:
     """The form that is free on axes of one device; one that forbids, and only there, forbids nothing as it is."""
-    freed = [wanted if size > 1 else None for wanted, size in zip(form, mesh_shape, strict=True)]
+    freed = [placement if size > 1 else None for placement, size in zip(form, mesh_shape, strict=True)]
     return form if sign == "!=" and not any(freed) else freed
 
 
 def _fits(layout: Layout, form: Form, mesh_shape: Sequence[int]) -> bool:
     pairs = list(zip(layout.placements, form, strict=True))
-    nested = {wanted.dim for _, wanted in pairs if wanted is not None and wanted.outer == _ANY_OUTER}
+    nested = {placement.dim for _, placement in pairs if placement is not None and placement.outer == _ANY_OUTER}
     return all(_is_plain(layout, dim, mesh_shape) for dim in nested) and all(
-        wanted is None
-        or p == wanted
-        or (wanted.is_replicated and not wanted.partial_grad and p.is_replicated)
-        or (wanted.outer == _ANY_OUTER and p.is_sharded and p.dim == wanted.dim)
-        for p, wanted in pairs
+        placement is None
+        or p == placement
+        or (placement.is_replicated and not placement.partial_grad and p.is_replicated)
+        or (placement.outer == _ANY_OUTER and p.is_sharded and p.dim == placement.dim)
+        for p, placement in pairs
     )
 
 
@@ -291,7 +291,7 @@ def _is_plain(layout: Layout, dim: int, mesh_shape: Sequence[int]) -> bool:
     return True
 
 
-def told(memory: StepMemory, node: fx.Node) -> str:
+def describe(memory: StepMemory, node: fx.Node) -> str:
     """The name by which the user knows a node."""
     if memory.is_parameter(node) or node.op in ("placeholder", "output"):  # not the graph's name, like `input_1`
         return f"'{node.target}'"

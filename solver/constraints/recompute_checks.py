@@ -39,9 +39,9 @@ def check_recompute(constraints: Sequence[str], memory: StepMemory, restricted: 
 
 def _warn_of_idle(pins: Sequence[Pin], memory: StepMemory, restricted: Restricted) -> None:
     """Warn of pins that free nothing; `pins`: those that ask for full recompute."""
-    asked = _asked(memory, restricted) if pins else []
+    stretches = _stretches_of(memory, restricted) if pins else []
     for pin in pins:
-        if part := _frees_nothing(pin, memory, asked):
+        if part := _frees_nothing(pin, memory, stretches):
             warn(
                 f"constraint '{pin.text}' saves no memory: all that '{stretch_name(part)}' saves for backward is "
                 "computed before it; name the modules that compute it too",
@@ -49,20 +49,20 @@ def _warn_of_idle(pins: Sequence[Pin], memory: StepMemory, restricted: Restricte
             )
 
 
-def _asked(memory: StepMemory, restricted: Restricted) -> list[Sequence[fx.Node]]:
+def _stretches_of(memory: StepMemory, restricted: Restricted) -> list[Sequence[fx.Node]]:
     """The stretches that constraints ask to recompute: whole blocks and parts of blocks."""
     nodes = list(memory.graph.nodes)
-    found: list[Sequence[fx.Node]] = []
+    stretches: list[Sequence[fx.Node]] = []
     for block in ([nodes[i] for i in repeat.instance(k)] for repeat in memory.repeats for k in range(repeat.count)):
         wish = wish_of(memory, restricted.recompute, block)
-        found += [block] if wish.whole else [block[first : last + 1] for first, last in wish.forced]
-    return found
+        stretches += [block] if wish.whole else [block[first : last + 1] for first, last in wish.forced]
+    return stretches
 
 
-def _frees_nothing(pin: Pin, memory: StepMemory, asked: Sequence[Sequence[fx.Node]]) -> Sequence[fx.Node]:
+def _frees_nothing(pin: Pin, memory: StepMemory, stretches: Sequence[Sequence[fx.Node]]) -> Sequence[fx.Node]:
     """One of the stretches in which a pin's ops are recomputed, if none of the stretches frees anything; else ()."""
     nodes = named(memory, pin)
-    mine = [stretch for stretch in asked if not nodes.keys().isdisjoint(stretch)]
+    mine = [stretch for stretch in stretches if not nodes.keys().isdisjoint(stretch)]
     return mine[0] if mine and not any(_frees(memory, stretch) for stretch in mine) else ()
 
 

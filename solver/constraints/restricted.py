@@ -34,11 +34,12 @@ class Restricted:
     @property
     def forces_replays(self) -> bool:
         """Whether some blocks must be recomputed."""
-        return any(asked != "never" for asked in self.recompute.values())
+        return any(way != "never" for way in self.recompute.values())
 
-    def recomputing(self, nodes: Mapping[fx.Node, object], asked: Recompute) -> Restricted:
-        """A copy in which recompute is `asked` of the blocks of these nodes, which replaces what was asked of them."""
-        return replace(self, recompute={**self.recompute, **dict.fromkeys(nodes, asked)})
+    def recomputing(self, nodes: Mapping[fx.Node, object], way: Recompute) -> Restricted:
+        """A copy in which recompute is asked (`way`) of the blocks of these nodes, which replaces what was asked of
+        them."""
+        return replace(self, recompute={**self.recompute, **dict.fromkeys(nodes, way)})
 
     def marked(self, nodes: Iterable[fx.Node], text: str) -> Restricted:
         """A copy in which these nodes are also marked with the text of a pin."""

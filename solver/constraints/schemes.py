@@ -102,19 +102,21 @@ def scheme_of(texts: Sequence[str], mesh_shape: Sequence[int], axis_names: Seque
     Raises InputError for a constraint that is malformed, and for two that give the same axis a role.
     """
     roles: dict[int, Role] = {}
-    said: dict[int, str] = {}
+    texts_by_axis: dict[int, str] = {}
     recompute: Recompute | None = None
     for text in texts:
         if is_preset(text):
-            found, asked = _preset(text, len(mesh_shape))
-            recompute = asked or recompute
+            roles_of_text, recompute_of_text = _preset(text, len(mesh_shape))
+            recompute = recompute_of_text or recompute
         else:
-            found = _axis(text, axis_names)
-        for axis, role in found.items():
-            if said.get(axis, text) != text:
+            roles_of_text = _axis(text, axis_names)
+        for axis, role in roles_of_text.items():
+            if texts_by_axis.get(axis, text) != text:
                 name = axis_names[axis]
-                raise InputError(f"constraints '{said[axis]}' and '{text}' both give axis '{name}' a role: keep one")
-            roles[axis], said[axis] = role, text
+                raise InputError(
+                    f"constraints '{texts_by_axis[axis]}' and '{text}' both give axis '{name}' a role: keep one"
+                )
+            roles[axis], texts_by_axis[axis] = role, text
     return Scheme(roles, recompute)
 
 
@@ -138,32 +140,32 @@ def _axis(text: str, axis_names: Sequence[str]) -> dict[int, Role]:
             f"constraint '{text}': a role is given with = alone, not with {sign[0]}; write 'axis:NAME = role' with one "
             f"of {', '.join(ROLES)}, or forbid layouts by name, as in 'param:* != S0'"
         )
-    head, equals, wanted = (part.strip() for part in text.partition("="))
+    head, equals, role = (part.strip() for part in text.partition("="))
     name = head.partition(":")[2].strip()
     if not equals:
         raise InputError(f"constraint '{text}': write 'axis:NAME = role' with a role of {', '.join(ROLES)}")
     names = [*axis_names, *map(str, range(len(axis_names)))]
     if name not in names:
         raise InputError(f"constraint '{text}' matches nothing: the mesh's axes are called {', '.join(names)}")
-    return {names.index(name) % len(axis_names): _role(*_read(text, wanted, ROLES))}
+    return {names.index(name) % len(axis_names): _role(*_read(text, role, ROLES))}
 
 
-def _read(text: str, wanted: str, names: Sequence[str], more: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
-    """The name and options of `name(option=value, ...)`; the options in `more` are allowed with every name."""
-    found = _FORM.fullmatch(wanted.strip())
-    if found is None or found[1] not in names:
-        raise InputError(f"constraint '{text}': '{wanted.strip()}' is none of {', '.join(names)}")
-    taken = (*_TAKES[found[1]], *more)
+def _read(text: str, role: str, names: Sequence[str], common: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
+    """The name and options of `name(option=value, ...)`; the options in `common` are allowed with every name."""
+    match = _FORM.fullmatch(role.strip())
+    if match is None or match[1] not in names:
+        raise InputError(f"constraint '{text}': '{role.strip()}' is none of {', '.join(names)}")
+    allowed = (*_TAKES[match[1]], *common)
     options = {}
-    for part in filter(None, (part.strip() for part in (found[2] or "").split(","))):
+    for part in filter(None, (part.strip() for part in (match[2] or "").split(","))):
         option, _, value = (piece.strip() for piece in part.partition("="))
-        if option not in taken or value not in _OPTIONS[option]:
-            can = "; ".join(f"{name}={' or '.join(_OPTIONS[name])}" for name in taken) or "none"
-            raise InputError(f"constraint '{text}': '{part}' is no option of '{found[1]}', which takes: {can}")
+        if option not in allowed or value not in _OPTIONS[option]:
+            can = "; ".join(f"{name}={' or '.join(_OPTIONS[name])}" for name in allowed) or "none"
+            raise InputError(f"constraint '{text}': '{part}' is no option of '{match[1]}', which takes: {can}")
         if option in options:
             raise InputError(f"constraint '{text}' gives '{option}' twice: give it once")
         options[option] = value
-    return found[1], options
+    return match[1], options
 
 
 def _role(name: str, options: Mapping[str, Any]) -> Role:
@@ -210,8 +212,12 @@ def arrange(restricted: Restricted, memory: StepMemory, scheme: Scheme) -> Restr
                 between = _either(between, _splits_sequence(axis, inputs, heads))
             options = _preferred(options, _splits_weights(axis, wide, inputs), between, _sums_nothing(axis, inputs))
         strategies[node] = options
-    found = replace(restricted, strategies=strategies, regather=regather)
-    return found if scheme.recompute is None else found.recomputing(dict.fromkeys(memory.graph.nodes), scheme.recompute)
+    arranged = replace(restricted, strategies=strategies, regather=regather)
+    return (
+        arranged
+        if scheme.recompute is None
+        else arranged.recomputing(dict.fromkeys(memory.graph.nodes), scheme.recompute)
+    )
 
 
 def _preferred(options: Sequence[Strategy], *tests: Test) -> Sequence[Strategy]:
@@ -223,8 +229,8 @@ def _preferred(options: Sequence[Strategy], *tests: Test) -> Sequence[Strategy]:
     return options
 
 
-def _either(one: Test, other: Test) -> Test:
-    return lambda s: one(s) or other(s)
+def _either(first: Test, second: Test) -> Test:
+    return lambda s: first(s) or second(s)
 
 
 def _splits_batch(axis: int, inputs: Sequence[int], others: Mapping[int, int]) -> Test:

@@ -18,15 +18,17 @@ def without_parting(texts: Sequence[str], memory: StepMemory, restricted: Restri
     demands recompute, since several recomputes can meet such a pin."""
     if restricted.forces_replays or not any(repeat.of for repeat in memory.repeats):
         return None
-    pins = {text for some in restricted.marks.values() for text in some}
+    pins = {text for marks in restricted.marks.values() for text in marks}
     return [text for text in texts if text.strip() not in pins]
 
 
 def meets(solution: Solution, memory: StepMemory, restricted: Restricted) -> bool:
     """Whether a solution meets the pins: its strategies are among those left, and no pinned op is recomputed."""
     if any(
-        solution.chosen[node] not in some for node, some in restricted.strategies.items() if node in restricted.marks
+        solution.chosen[node] not in strategies
+        for node, strategies in restricted.strategies.items()
+        if node in restricted.marks
     ):
         return False
-    kept = [i for i, node in enumerate(memory.graph.nodes) if node in restricted.recompute]
-    return not any(segment.first <= i <= segment.last for segment in solution.segments for i in kept)
+    pinned = [i for i, node in enumerate(memory.graph.nodes) if node in restricted.recompute]
+    return not any(segment.first <= i <= segment.last for segment in solution.segments for i in pinned)

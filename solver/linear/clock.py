@@ -38,9 +38,9 @@ class Pace:
         """Measure the ratio over the `with` block, if that runs for long enough."""
         cpu, begun = cpu_seconds(), time.monotonic()
         yield
-        cpu, gone = cpu_seconds() - cpu, time.monotonic() - begun
+        cpu, elapsed = cpu_seconds() - cpu, time.monotonic() - begun
         if cpu >= _MIN_MEASURED_SECONDS:
-            self._pace = min(max(gone / cpu, 1.0), _MAX_PACE)
+            self._pace = min(max(elapsed / cpu, 1.0), _MAX_PACE)
 
 
 PACE = Pace()
@@ -54,26 +54,26 @@ class Clock:
         self._start, self._begun = cpu_seconds(), time.monotonic()
 
     @property
-    def gone(self) -> float:
+    def elapsed(self) -> float:
         return cpu_seconds() - self._start
 
-    def left(self, found: bool) -> float:
-        """Seconds until the limit; if it has passed and nothing was `found`, seconds until the end of patience.
+    def remaining(self, has_solution: bool) -> float:
+        """Seconds until the limit; if it has passed and there is no solution, seconds until the end of patience.
 
         Raises TimeLimitError when the patience has passed too.
         """
-        gone = self.gone
-        if gone < self.limit or found:
-            return max(self.limit - gone, 0.0)
-        if gone > self.patience:
+        elapsed = self.elapsed
+        if elapsed < self.limit or has_solution:
+            return max(self.limit - elapsed, 0.0)
+        if elapsed > self.patience:
             raise self.too_short()
-        return self.patience - gone
+        return self.patience - elapsed
 
     def too_short(self) -> TimeLimitError:
-        taken = time.monotonic() - self._begun
-        if max(self.gone, taken) < self.limit:
+        elapsed = time.monotonic() - self._begun
+        if max(self.elapsed, elapsed) < self.limit:
             return TimeLimitError(
-                f"the solver gave up after {taken:.1f} of {self.limit:.0f} seconds, without a plan: numbers of this "
+                f"the solver gave up after {elapsed:.1f} of {self.limit:.0f} seconds, without a plan: numbers of this "
                 "problem may lie too far apart for it; look at the figures of the cluster, latencies and rates"
             )
         return TimeLimitError(

@@ -163,12 +163,12 @@ def _optimised(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bo
     if status is None:
         bound = _bound(problem, math.inf, gap, "stopped", integer) if integer else -math.inf
         return Outcome("stopped", NONE, math.inf, bound)
-    found, reduced = np.zeros(matrix.columns), np.zeros(matrix.columns)
-    found[kept] = [v.varValue or 0.0 for v in variables]
+    solution, reduced = np.zeros(matrix.columns), np.zeros(matrix.columns)
+    solution[kept] = [v.varValue or 0.0 for v in variables]
     if not integer:
         reduced[kept] = [v.dj or 0.0 for v in variables]
-    value = float(matrix.cost @ found)
-    return Outcome(status, found, value, _bound(problem, value, gap, status, integer), reduced, counts=bounds)
+    value = float(matrix.cost @ solution)
+    return Outcome(status, solution, value, _bound(problem, value, gap, status, integer), reduced, counts=bounds)
 
 
 def _bound(problem: pulp.LpProblem, value: float, gap: float, status: str, integer: bool) -> float:

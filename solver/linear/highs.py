@@ -117,10 +117,10 @@ class HighsSession:
         basis = self._engine.getBasis() if ended else None
         self._passed, self._starts_elsewhere = self._passed if ended else None, False
         if basis is not None and basis.valid:
-            found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
-            self._column_status[self._columns], self._row_status[self._rows] = found[1], found[3]
+            end_basis = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
+            self._column_status[self._columns], self._row_status[self._rows] = end_basis[1], end_basis[3]
             self._has_basis = True
-            self.basis = found if status == "Optimal" else self.basis
+            self.basis = end_basis if status == "Optimal" else self.basis
 
     def _perturb_costs(self, perturbed: bool) -> None:
         """Switch HiGHS's cost perturbation on or off.
@@ -140,8 +140,8 @@ class HighsSession:
     def ray(self) -> Array | None:
         """A Farkas proof of infeasibility: dual values (scaled to at most 1) by which the sum of the rows cannot be met
         by any values of the columns; None if HiGHS has none that proves it."""
-        _, known, ray = self._engine.getDualRay()
-        if not known or not np.any(ray):
+        _, has_ray, ray = self._engine.getDualRay()
+        if not has_ray or not np.any(ray):
             return None
         duals = np.zeros(self._matrix.lines)
         duals[self._rows] = np.where(np.abs(ray) > _RAY_TOLERANCE * np.abs(ray).max(), ray, 0.0) / np.abs(ray).max()
@@ -151,10 +151,10 @@ class HighsSession:
         """Whether the sum of the rows, each times its dual value, requires more than the columns' bounds allow."""
         matrix, rows, columns = self._matrix, self._rows, self._columns
         sums = np.bincount(matrix.column, duals[matrix.row] * matrix.value, minlength=matrix.columns)[columns]
-        wanted = np.where(duals[rows] > 0, matrix.least[rows], matrix.most[rows])
-        given = np.where(sums > 0, matrix.upper[columns], matrix.lower[columns])
-        some, most = duals[rows] != 0, np.abs(sums) > _RAY_TOLERANCE
-        return bool(wanted[some] @ duals[rows][some] > given[most] @ sums[most])
+        required = np.where(duals[rows] > 0, matrix.least[rows], matrix.most[rows])
+        extreme = np.where(sums > 0, matrix.upper[columns], matrix.lower[columns])
+        used, summed = duals[rows] != 0, np.abs(sums) > _RAY_TOLERANCE
+        return bool(required[used] @ duals[rows][used] > extreme[summed] @ sums[summed])
 
     def _start_warm(self, patient: bool) -> str:
         """Start from the basis that HiGHS was given."""
@@ -222,17 +222,17 @@ class HighsSession:
     def _solve(self, iterations: int) -> str:
         """Go on for so many iterations or until the question's CPU seconds are used up; HiGHS's own time limit, which
         counts wall-clock time, is renewed until then."""
-        while (left := self._end - cpu_seconds()) > 0 and iterations > 0:
-            self._engine.setOptionValue("time_limit", float(self._engine.getRunTime()) + PACE.by_the_clock(left))
+        while (remaining := self._end - cpu_seconds()) > 0 and iterations > 0:
+            self._engine.setOptionValue("time_limit", float(self._engine.getRunTime()) + PACE.by_the_clock(remaining))
             self._engine.setOptionValue("simplex_iteration_limit", iterations)
             with PACE.watched():
                 self._engine.run()
-            taken = int(self._engine.getInfo().simplex_iteration_count)
-            iterations, self._iterations = iterations - taken, self._iterations + taken
+            done = int(self._engine.getInfo().simplex_iteration_count)
+            iterations, self._iterations = iterations - done, self._iterations + done
             status = str(self._engine.modelStatusToString(self._engine.getModelStatus()))
             if status != TIME_LIMIT:
                 return status
-        return TIME_LIMIT if left <= 0 else ITERATION_LIMIT
+        return TIME_LIMIT if remaining <= 0 else ITERATION_LIMIT
 
     def _pass(self, inside: Array) -> bool:
         """Pass these columns to HiGHS; returns whether it had the same columns, rows and values, so that only bounds

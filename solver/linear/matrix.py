@@ -93,9 +93,9 @@ class Matrix:
 
     def __init__(self, program: Program) -> None:
         self.columns, self.lines = len(program.names), len(program.rows)
-        self.row, self.column, self.value = program.entries.arrays(added_up=program.once.shares)
+        self.row, self.column, self.value = program.entries.arrays(added_up=program.shared_columns.shares)
         self.lower, self.upper = np.array(program.lower), np.array(program.upper)
-        self.integer, self.whole = (np.frombuffer(bytes(some), bool) for some in (program.integer, program.whole))
+        self.integer, self.whole = (np.frombuffer(bytes(flags), bool) for flags in (program.integer, program.whole))
         self.cost = np.zeros(self.columns)
         self.guide: Array | None = None  # costs by which the first columns are chosen, if not `cost`
         senses = np.array([sense for _, sense, _ in program.rows])
@@ -106,7 +106,7 @@ class Matrix:
         self.products = _products(program, np.searchsorted(self.row, np.arange(self.lines)))
         self.flows = np.stack(_joined(program.flows, 3), axis=1)
         self.end_rows, self.end_choices = self._ends()
-        self._uses = np.repeat(np.arange(len(program.flows)), [len(some.variables) for some in program.flows])
+        self._uses = np.repeat(np.arange(len(program.flows)), [len(flags.variables) for flags in program.flows])
         self.optional = self._optional()
         self.dormant = np.zeros(self.lines, dtype=bool)  # rows that are redundant if their variable is left out
         for rows, of in ((self.implications.rows, self.implications.child), (self.products.rows, self.products.z)):
@@ -143,7 +143,9 @@ class Matrix:
     def _indicators(self, rows: Sequence[Indicator]) -> tuple[Array, Array]:
         """The indices of the indicators' matrix entries, and the count of each."""
         places = [np.flatnonzero((self.row == row) & (self.column == indicator)) for row, _, indicator in rows]
-        return _joined([(one,) for one in places], 1)[0], np.array([count for _, count, _ in rows], dtype=np.int64)
+        return _joined([(entries,) for entries in places], 1)[0], np.array(
+            [count for _, count, _ in rows], dtype=np.int64
+        )
 
     def _ends(self) -> tuple[Array, Array]:
         """The pairs of a row at an end of flows and a choice in that row."""
@@ -154,17 +156,17 @@ class Matrix:
 
     def _optional(self) -> Array:
         """The columns that may be left out: flows, counts of flows only, and columns bounded below by these only."""
-        found = np.zeros(self.columns, dtype=bool)
-        found[self.flows[:, 0]] = True
+        optional = np.zeros(self.columns, dtype=bool)
+        optional[self.flows[:, 0]] = True
         needed = np.zeros(self.columns, dtype=bool)
-        needed[self.products.z[self.products.owner[~found[self.products.ones]]]] = True
-        found[self.products.z] = ~needed[self.products.z]
-        some = self.implications
-        for level in some.levels():
-            child, parent = some.child[level], some.parent[level]
-            needed[parent[~found[child]]] = True
-            found[parent] = ~needed[parent]
-        return found
+        needed[self.products.z[self.products.owner[~optional[self.products.ones]]]] = True
+        optional[self.products.z] = ~needed[self.products.z]
+        implications = self.implications
+        for level in implications.levels():
+            child, parent = implications.child[level], implications.parent[level]
+            needed[parent[~optional[child]]] = True
+            optional[parent] = ~needed[parent]
+        return optional
 
     def with_dependents(self, inside: Array) -> Array:
         """These columns and those that exist for their sake: the counts of flows and the parents of implications."""
@@ -177,52 +179,52 @@ class Matrix:
 
     def awake(self, inside: Array) -> Array:
         """The rows that a program of these columns needs: without rows that are redundant or have no columns."""
-        said = np.zeros(self.lines, dtype=bool)
-        said[self.row[inside[self.column]]] = True
+        has_entries = np.zeros(self.lines, dtype=bool)
+        has_entries[self.row[inside[self.column]]] = True
         rows = np.ones(self.lines, dtype=bool)
         rows[self.implications.rows] = inside[self.implications.child]
         rows[self.products.rows] = inside[self.products.z]
         rows[self.products.floors] = inside[self.products.z] & self.floored
-        return (rows | ~self.dormant) & (said | (self.least > 0) | (self.most < 0))
+        return (rows | ~self.dormant) & (has_entries | (self.least > 0) | (self.most < 0))
 
-    def cheapest(self, many: int) -> Array:
-        """All columns that may not be left out, and for each end of flows the `many` cheapest flows there."""
+    def cheapest(self, per_end: int) -> Array:
+        """All columns that may not be left out, and for each end of flows the `per_end` cheapest flows there."""
         inside = ~self.optional
-        cost, some = (self.cost if self.guide is None else self.guide).copy(), self.implications
-        users = np.bincount(some.parent, minlength=self.columns)
-        for level in reversed(some.levels()):
-            child, parent = some.child[level], some.parent[level]
+        cost, implications = (self.cost if self.guide is None else self.guide).copy(), self.implications
+        users = np.bincount(implications.parent, minlength=self.columns)
+        for level in reversed(implications.levels()):
+            child, parent = implications.child[level], implications.parent[level]
             np.add.at(cost, child, cost[parent] / users[parent])
-        return self.with_dependents(inside | self.least_of(cost, many))
+        return self.with_dependents(inside | self.least_of(cost, per_end))
 
     def least_by_use(self, values: Array) -> Array:
         """For each use, the least value of its flows, or 0: as flows of a use sum up to one, this bounds their sum."""
-        found = np.zeros(int(self._uses.max(initial=-1)) + 1)
-        np.minimum.at(found, self._uses, values[self.flows[:, 0]])
-        return found
+        least = np.zeros(int(self._uses.max(initial=-1)) + 1)
+        np.minimum.at(least, self._uses, values[self.flows[:, 0]])
+        return least
 
-    def least_of(self, cost: Array, many: int, among: Array | None = None) -> Array:
-        """For each end of flows, the `many` flows of least cost that leave or enter it; `among`: only of these."""
-        found = np.zeros(self.columns, dtype=bool)
+    def least_of(self, cost: Array, per_end: int, among: Array | None = None) -> Array:
+        """For each end of flows, the `per_end` flows of least cost that leave or enter it; `among`: only of these."""
+        chosen = np.zeros(self.columns, dtype=bool)
         flows, out, into = self.flows.T if among is None else self.flows[among[self.flows[:, 0]]].T
         for ends in (out, into):
             order = np.lexsort((cost[flows], ends))
             sorted_ends = ends[order]
             first = np.searchsorted(sorted_ends, sorted_ends)
-            found[flows[order[np.arange(len(order)) - first < many]]] = True
-        return found
+            chosen[flows[order[np.arange(len(order)) - first < per_end]]] = True
+        return chosen
 
 
-def _joined(chunks: Sequence[tuple[Array, ...]], many: int) -> list[Array]:
+def _joined(chunks: Sequence[tuple[Array, ...]], fields: int) -> list[Array]:
     """The concatenated arrays of all chunks."""
-    none = (np.zeros(0, dtype=np.int64),) * many
-    return [np.concatenate(some) for some in zip(none, *(chunk[:many] for chunk in chunks), strict=True)]
+    none = (np.zeros(0, dtype=np.int64),) * fields
+    return [np.concatenate(columns) for columns in zip(none, *(chunk[:fields] for chunk in chunks), strict=True)]
 
 
 def _implications(program: Program) -> Implications:
     rows, child, parent = _joined(program.implied_rows, 3)
-    lengths = [len(some.rows) for some in program.implied_rows]
-    is_bare = np.repeat([some.is_bare for some in program.implied_rows], lengths)
+    lengths = [len(implied.rows) for implied in program.implied_rows]
+    is_bare = np.repeat([implied.is_bare for implied in program.implied_rows], lengths)
     batch = _ranks(child) * (1 + len(rows)) + _ranks(parent)
     return Implications(rows, child, parent, is_bare.astype(bool), np.isin(child, parent), batch)
 
@@ -240,17 +242,17 @@ def _products(program: Program, starts: Array) -> Products:
     """`starts`: the index of each row's first entry."""
     rows, floors, z, ones, _ = _joined(program.products, 5)
     kinds: dict[tuple[tuple[int, float], ...], int] = {}
-    kind = [kinds.setdefault(tuple(some.times.items()), len(kinds)) for some in program.products]
-    lengths = np.array([len(some.rows) for some in program.products], dtype=np.int64)
+    kind = [kinds.setdefault(tuple(product.times.items()), len(kinds)) for product in program.products]
+    lengths = np.array([len(product.rows) for product in program.products], dtype=np.int64)
     before = np.cumsum(lengths) - lengths
-    owners = [some.owner + first for some, first in zip(program.products, before, strict=True)]
+    owners = [product.owner + first for product, first in zip(program.products, before, strict=True)]
     owner = np.concatenate([np.zeros(0, dtype=np.int64), *owners])
     behind = 1 + _ranks(owner)  # z
     return Products(
         rows,
         floors,
         z,
-        np.repeat([some.most for some in program.products], lengths),
+        np.repeat([product.most for product in program.products], lengths),
         np.repeat(np.array(kind, dtype=np.int64), lengths),
         [dict(times) for times in kinds],
         ones,

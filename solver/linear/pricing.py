@@ -37,17 +37,17 @@ def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: 
     """
     prices = _prices(matrix, cost, inside, duals)
     reduced = prices.reduced
-    wanted = ~inside & (reduced < -tolerance)
-    some = matrix.implications
-    loose = ~some.is_bare & (prices.given > tolerance)
-    wanted[some.child[loose]] = True
-    through = wanted[some.parent] & (prices.given > 0)  # parents that could not pass on all they were given
-    wanted[some.child[through]] = True
+    enters = ~inside & (reduced < -tolerance)
+    implications = matrix.implications
+    loose = ~implications.is_bare & (prices.raised > tolerance)
+    enters[implications.child[loose]] = True
+    through = enters[implications.parent] & (prices.raised > 0)  # parents that could not pass on all they were given
+    enters[implications.child[through]] = True
     counted = matrix.products
-    wanted[counted.ones[wanted[counted.z][counted.owner]]] = True
+    enters[counted.ones[enters[counted.z][counted.owner]]] = True
     entering = np.zeros(matrix.columns, dtype=bool)
-    entering[matrix.flows[:, 0]] = wanted[matrix.flows[:, 0]]
-    excess = float(prices.given[~some.is_bare].sum())
+    entering[matrix.flows[:, 0]] = enters[matrix.flows[:, 0]]
+    excess = float(prices.raised[~implications.is_bare].sum())
     return Pricing(reduced + _dependent_costs(matrix, reduced), entering & ~inside, excess)
 
 
@@ -60,31 +60,31 @@ def bound_by(matrix: Matrix, inside: Array, duals: Array) -> float:
     prices = _prices(matrix, matrix.cost, inside, duals)
     free = np.isinf(np.where(prices.reduced > 0, matrix.lower, matrix.upper))
     worth = np.where(free & (np.abs(prices.reduced) <= _DUAL_TOLERANCE), 0.0, prices.reduced)
-    found = float(np.where(duals > 0, matrix.least, matrix.most)[duals != 0] @ duals[duals != 0])
-    found -= float(prices.given[~matrix.implications.is_bare].sum())
+    bound = float(np.where(duals > 0, matrix.least, matrix.most)[duals != 0] @ duals[duals != 0])
+    bound -= float(prices.raised[~matrix.implications.is_bare].sum())
     flows = np.zeros(matrix.columns, dtype=bool)
     flows[matrix.flows[:, 0]] = ~inside[matrix.flows[:, 0]]
-    some = ~flows & (worth != 0)
-    found += float(worth[some] @ np.where(worth > 0, matrix.lower, matrix.upper)[some])
-    return found + float(matrix.least_by_use(np.where(flows, worth, 0.0)).sum())
+    bounded = ~flows & (worth != 0)
+    bound += float(worth[bounded] @ np.where(worth > 0, matrix.lower, matrix.upper)[bounded])
+    return bound + float(matrix.least_by_use(np.where(flows, worth, 0.0)).sum())
 
 
 def _prices(matrix: Matrix, cost: Array, inside: Array, duals: Array) -> _Prices:
     """Reduced costs of all columns, with dual values chosen for the missing rows."""
-    found = _Prices(
+    prices = _Prices(
         matrix, inside, cost - np.bincount(matrix.column, duals[matrix.row] * matrix.value, minlength=matrix.columns)
     )
-    found.counts()
-    found.flows()
-    return found
+    prices.counts()
+    prices.flows()
+    return prices
 
 
 def _dependent_costs(matrix: Matrix, reduced: Array) -> Array:
     """By column, the positive reduced costs of the columns that it implies, which are used along with it."""
-    some, found = matrix.implications, np.zeros(matrix.columns)
-    bare = some.is_bare & ~some.child_is_parent
-    np.add.at(found, some.child[bare], np.maximum(0.0, reduced[some.parent[bare]]))
-    return found
+    implications, costs = matrix.implications, np.zeros(matrix.columns)
+    bare = implications.is_bare & ~implications.child_is_parent
+    np.add.at(costs, implications.child[bare], np.maximum(0.0, reduced[implications.parent[bare]]))
+    return costs
 
 
 def least_more(matrix: Matrix, reduced: Array) -> Array:
@@ -96,29 +96,29 @@ def least_more(matrix: Matrix, reduced: Array) -> Array:
     implies is not passed on: another flow of the same choice may imply the same columns, which would then count twice.
     """
     dependent_costs = _dependent_costs(matrix, reduced)
-    found, flows = reduced - dependent_costs, matrix.flows[:, 0]
+    costs, flows = reduced - dependent_costs, matrix.flows[:, 0]
     rows, choices = matrix.end_rows, matrix.end_choices
-    made = np.zeros(matrix.lines, dtype=bool)  # ends whose choice is made in every solution
-    made[rows[matrix.lower[choices] > 0]] = True
+    certain = np.zeros(matrix.lines, dtype=bool)  # ends whose choice is made in every solution
+    certain[rows[matrix.lower[choices] > 0]] = True
     for ends in matrix.flows[:, 1:].T:
         least = np.full(matrix.lines, np.inf)
-        np.minimum.at(least, ends, np.maximum(found[flows], 0.0))
-        least[made | np.isinf(least)] = 0.0
-        found[flows] -= least[ends]
-        np.add.at(found, choices, least[rows])
+        np.minimum.at(least, ends, np.maximum(costs[flows], 0.0))
+        least[certain | np.isinf(least)] = 0.0
+        costs[flows] -= least[ends]
+        np.add.at(costs, choices, least[rows])
     least = np.full(matrix.lines, np.inf)
-    np.minimum.at(least, rows, np.maximum(found[choices], 0.0))
-    least[made] = 0.0
-    found[flows] += least[matrix.flows[:, 1]] + least[matrix.flows[:, 2]]
-    return found + dependent_costs
+    np.minimum.at(least, rows, np.maximum(costs[choices], 0.0))
+    least[certain] = 0.0
+    costs[flows] += least[matrix.flows[:, 1]] + least[matrix.flows[:, 2]]
+    return costs + dependent_costs
 
 
 class _Prices:
-    """The dual values chosen for missing rows, as changes of `reduced`; `given`: those of the implications."""
+    """The dual values chosen for missing rows, as changes of `reduced`; `raised`: those of the implications."""
 
     def __init__(self, matrix: Matrix, inside: Array, reduced: Array) -> None:
-        self.matrix, self.left, self.reduced = matrix, ~inside, reduced
-        self.given = np.zeros(len(matrix.implications.rows))
+        self.matrix, self.left_out, self.reduced = matrix, ~inside, reduced
+        self.raised = np.zeros(len(matrix.implications.rows))
         self._of_counts = np.zeros(matrix.columns, dtype=bool)
         self._of_counts[matrix.products.z] = True
 
@@ -126,40 +126,42 @@ class _Prices:
         """Negative reduced costs of counts: taken from the variable of the largest count first, then from the flows."""
         products = self.matrix.products
         self._share(self._asleep(of_counts=True), limited=True)
-        lacking = np.where(self.left[products.z], np.maximum(0.0, -self.reduced[products.z]), 0.0)
+        lacking = np.where(self.left_out[products.z], np.maximum(0.0, -self.reduced[products.z]), 0.0)
         self.reduced[products.z] += lacking
         np.add.at(self.reduced, products.ones, self.matrix.value[products.entries] * lacking[products.owner])
         paid = np.where(
-            self.left[products.z] & (self.matrix.slopes > 0), np.maximum(0.0, self.reduced[products.z]), 0.0
+            self.left_out[products.z] & (self.matrix.slopes > 0), np.maximum(0.0, self.reduced[products.z]), 0.0
         )
         self.reduced[products.z] -= paid
         np.add.at(self.reduced, products.ones, (self.matrix.slopes * paid)[products.owner])
 
     def flows(self) -> None:
         """Negative reduced costs of flows: taken from their conversions, and of these from those all readers share."""
-        some, rows = self.matrix.implications, self._asleep(of_counts=False)
-        above = rows[some.child_is_parent[rows]]
-        below = rows[~some.child_is_parent[rows]]
-        passes = self.left[some.parent[below]] & np.isin(some.parent[below], some.child[above])
+        implications, rows = self.matrix.implications, self._asleep(of_counts=False)
+        above = rows[implications.child_is_parent[rows]]
+        below = rows[~implications.child_is_parent[rows]]
+        passes = self.left_out[implications.parent[below]] & np.isin(
+            implications.parent[below], implications.child[above]
+        )
         self._share(below[passes], limited=False)
         self._share(below[~passes], limited=True)
         self._share(above, limited=True)
 
     def _asleep(self, *, of_counts: bool) -> Array:
         """The implications whose rows are missing, of counts or of flows."""
-        some = self.matrix.implications
-        return np.flatnonzero(self.left[some.child] & (self._of_counts[some.child] == of_counts))
+        implications = self.matrix.implications
+        return np.flatnonzero(self.left_out[implications.child] & (self._of_counts[implications.child] == of_counts))
 
     def _share(self, rows: Array, *, limited: bool) -> None:
         """Raise negative reduced costs of children at their parents' expense; `limited`: these stay nonnegative."""
-        some, reduced = self.matrix.implications, self.reduced
-        batches = some.batch[rows]
+        implications, reduced = self.matrix.implications, self.reduced
+        batches = implications.batch[rows]
         for batch in np.unique(batches):
-            now = rows[batches == batch]
-            child, parent = some.child[now], some.parent[now]
+            current = rows[batches == batch]
+            child, parent = implications.child[current], implications.parent[current]
             amount = np.maximum(0.0, -reduced[child])
             if limited:
                 amount = np.minimum(amount, np.maximum(0.0, reduced[parent]))
             reduced[child] += amount
             reduced[parent] -= amount
-            self.given[now] = amount
+            self.raised[current] = amount

@@ -12,10 +12,10 @@ import numpy as np
 from autopar.solver.linear.engines import Engine, engine, is_highs, optimise
 from autopar.solver.linear.highs import Basis
 from autopar.solver.linear.matrix import Matrix
-from autopar.solver.linear.once import Once
 from autopar.solver.linear.outcome import INTEGRALITY, NONE, Bounds, Outcome
 from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator, Opened
 from autopar.solver.linear.relaxation import Relaxation
+from autopar.solver.linear.shared_columns import SharedColumns
 from autopar.solver.linear.terms import Array, Entries, Terms
 
 # Up to so many columns, HiGHS's presolve must not aggregate: it lost the optimum of a program of 142 columns whose
@@ -48,7 +48,7 @@ class Program:
     flows: list[Flows] = field(default_factory=list)
     implied_rows: list[Implied] = field(default_factory=list)
     opened: list[Opened] = field(default_factory=list)
-    once: Once = field(default_factory=Once)
+    shared_columns: SharedColumns = field(default_factory=SharedColumns)
     _matrix: Matrix | None = None
     _root: tuple[Array, Outcome] | None = None  # the costs and the relaxation of the whole program
 
@@ -66,25 +66,25 @@ class Program:
         self.whole.append(whole)
         return len(self.names) - 1
 
-    def variables(self, name: str, many: int, *, upper: float | None = 1.0) -> Array:
-        """Add `many` equal continuous variables; returns their numbers."""
+    def variables(self, name: str, number: int, *, upper: float | None = 1.0) -> Array:
+        """Add `number` equal continuous variables; returns their numbers."""
         first = len(self.names)
-        self.names += [name] * many
-        self.lower += array("d", [0.0]) * many
-        self.upper += array("d", [math.inf if upper is None else upper]) * many
-        self.integer += bytes(many)
-        self.whole += b"\1" * many
-        return np.arange(first, first + many)
+        self.names += [name] * number
+        self.lower += array("d", [0.0]) * number
+        self.upper += array("d", [math.inf if upper is None else upper]) * number
+        self.integer += bytes(number)
+        self.whole += b"\1" * number
+        return np.arange(first, first + number)
 
     def equal(self, name: str, terms: Terms, right: float) -> int:
         """Add the row `terms == right`; returns its number."""
         return self._row(name, terms, 0, right)
 
-    def at_most(self, name: str, terms: Terms, right: float, *, more: tuple[Array, Array] | None = None) -> int:
-        """Add the row `terms <= right`. `more`: further variables, none of them in `terms`, and their coefficients."""
+    def at_most(self, name: str, terms: Terms, right: float, *, further: tuple[Array, Array] | None = None) -> int:
+        """Add the row `terms <= right`. `further`: variables, none of them in `terms`, and their coefficients."""
         row = self._row(name, terms, -1, right)
-        if more is not None:
-            self.entries.many(row, *more)
+        if further is not None:
+            self.entries.add(row, *further)
         return row
 
     def at_least(self, name: str, terms: Terms, right: float) -> int:
@@ -93,7 +93,7 @@ class Program:
     def equal_to_sum(self, name: str, variable: int, terms: tuple[Array, Array]) -> int:
         """Add a row by which `variable` equals a linear expression (variables, coefficients); returns its number."""
         row = self.equal(name, [(variable, 1.0)], 0.0)
-        self.entries.many(row, terms[0], -terms[1])
+        self.entries.add(row, terms[0], -terms[1])
         return row
 
     def transport(self, out: Sequence[Sequence[int]], into: Sequence[Sequence[int]], possible: Array) -> Array:
@@ -108,11 +108,11 @@ class Program:
         end = self._rows("into", len(into), 0, 0.0)
         for rows, ends in ((start, out), (end, into)):
             for row, ones in zip(rows.tolist(), ends, strict=True):
-                self.entries.one(row, dict.fromkeys(ones, -1.0))
+                self.entries.add_row(row, dict.fromkeys(ones, -1.0))
         i, j = np.nonzero(possible)
         flows = numbers[i, j]
-        self.entries.many(start[i], flows, 1.0)
-        self.entries.many(end[j], flows, 1.0)
+        self.entries.add(start[i], flows, 1.0)
+        self.entries.add(end[j], flows, 1.0)
         self.flows.append(Flows(flows, start[i], end[j]))
         return numbers
 
@@ -121,10 +121,10 @@ class Program:
     ) -> None:
         """Add rows `parent - child + terms >= right`, one for each pair; they must be redundant if `child` is 0."""
         rows = self._rows(name, len(child), 1, right)
-        self.entries.many(rows, parent, 1.0)
-        self.entries.many(rows, child, -1.0)
+        self.entries.add(rows, parent, 1.0)
+        self.entries.add(rows, child, -1.0)
         for variable, coefficient in terms:
-            self.entries.many(rows, np.full(len(rows), variable), coefficient)
+            self.entries.add(rows, np.full(len(rows), variable), coefficient)
         self.implied_rows.append(Implied(rows, child, parent, not terms))
 
     def multiple(
@@ -134,11 +134,11 @@ class Program:
         `ones`, which is 0 or 1: at most `most` times the sum. In a box of counts, `Matrix.bound` tightens this to the
         least and the largest value of `times`, times the sum."""
         rows, floors = self._rows(name, len(variables), -1, 0.0), self._rows(name, len(variables), 1, 0.0)
-        owner = np.repeat(np.arange(len(ones)), [len(some) for some in ones])
+        owner = np.repeat(np.arange(len(ones)), [len(factors) for factors in ones])
         all_ones = np.concatenate(ones)
         for lines, slope in ((rows, most), (floors, 0.0)):
-            self.entries.many(lines, variables, 1.0)
-            self.entries.many(lines[owner], all_ones, -slope)
+            self.entries.add(lines, variables, 1.0)
+            self.entries.add(lines[owner], all_ones, -slope)
         self.products.append(CountProducts(rows, floors, variables, all_ones, owner, dict(times), most))
 
     def matrix(self) -> Matrix:
@@ -150,16 +150,16 @@ class Program:
 
     def wrong_products(self, values: Array) -> dict[int, float]:
         """For each count, the sum of the errors of its products: the distance of each z from t * s."""
-        found: dict[int, float] = {}
+        errors: dict[int, float] = {}
         products = self.matrix().products
         ones = np.bincount(products.owner, values[products.ones], minlength=len(products.rows))
         for kind, times in enumerate(products.times):
             of = products.kind == kind
             factor = sum(c * values[v] for v, c in times.items())
-            wrong = float(np.abs(values[products.z[of]] - factor * ones[of]).sum())
+            error = float(np.abs(values[products.z[of]] - factor * ones[of]).sum())
             for count in times:
-                found[count] = found.get(count, 0.0) + wrong
-        return found
+                errors[count] = errors.get(count, 0.0) + error
+        return errors
 
     def relax(
         self,
@@ -193,13 +193,13 @@ class Program:
     ) -> Outcome:
         """The relaxation of the whole program, solved once and cached: the search starts from it, its dual values weigh
         what hides behind compute, and it shows which choices equal blocks would mix."""
-        known = self._root
-        if known is not None and len(known[0]) == len(self.names) and np.array_equal(known[0], self.cost):
-            return known[1]
-        found = self.relax(solver, time_limit, {}, entering, close=close, first=first)
-        if found.status == "optimal":
-            self._root = self.cost, found
-        return found
+        cached = self._root
+        if cached is not None and len(cached[0]) == len(self.names) and np.array_equal(cached[0], self.cost):
+            return cached[1]
+        outcome = self.relax(solver, time_limit, {}, entering, close=close, first=first)
+        if outcome.status == "optimal":
+            self._root = self.cost, outcome
+        return outcome
 
     def relax_again(
         self,
@@ -214,11 +214,11 @@ class Program:
         "closed" if its bound reached the cutoff. Without HiGHS it is solved from nothing."""
         if parent.relaxation is None:
             return self.relax("cbc", time_limit, bounds)
-        some, basis = parent.relaxation, None if from_last else parent.basis
-        found = self._relaxed(some, time_limit, bounds, time_limit / 2, basis=basis, cutoff=cutoff)
-        if found.status == "stopped":  # its parent's bound and reduced costs hold
+        relaxation, basis = parent.relaxation, None if from_last else parent.basis
+        outcome = self._relaxed(relaxation, time_limit, bounds, time_limit / 2, basis=basis, cutoff=cutoff)
+        if outcome.status == "stopped":  # its parent's bound and reduced costs hold
             return replace(parent, status="stopped", counts=bounds)
-        return found
+        return outcome
 
     def _relaxed(
         self,
@@ -239,8 +239,10 @@ class Program:
             return Outcome(status, NONE, math.inf, relaxation.objective, counts=bounds)
         if status != "optimal":
             return Outcome(status, NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
-        some, value = relaxation, relaxation.objective
-        return Outcome("optimal", some.values, value, value, some.reduced, some, bounds, some.basis, some.duals)
+        solved, value = relaxation, relaxation.objective
+        return Outcome(
+            "optimal", solved.values, value, value, solved.reduced, solved, bounds, solved.basis, solved.duals
+        )
 
     def budget_binds(self, relaxed: Outcome) -> bool:
         """Whether the budget binds: whether the relaxation would cost less with a larger one."""
@@ -282,9 +284,9 @@ class Program:
 
     def _row(self, name: str, terms: Terms, sense: int, right: float) -> int:
         self.rows.append((name, sense, right))
-        self.entries.one(len(self.rows) - 1, terms)
+        self.entries.add_row(len(self.rows) - 1, terms)
         return len(self.rows) - 1
 
-    def _rows(self, name: str, many: int, sense: int, right: float) -> Array:
-        self.rows += [(name, sense, right)] * many
-        return np.arange(len(self.rows) - many, len(self.rows))
+    def _rows(self, name: str, number: int, sense: int, right: float) -> Array:
+        self.rows += [(name, sense, right)] * number
+        return np.arange(len(self.rows) - number, len(self.rows))

@@ -51,12 +51,12 @@ class Implied(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A 0/1 variable that is 1 if any flow uses a bucket, and the variable `missing`: the `many` latencies that the
-    bucket then costs, less those that its flows pay."""
+    """A 0/1 variable that is 1 if any flow uses a bucket, and the variable `missing`: the number of `latencies` that
+    the bucket then costs, less those that its flows pay."""
 
     variable: int
     missing: int
-    many: float
+    latencies: float
 
 
 class CountProducts(NamedTuple):

@@ -22,10 +22,10 @@ from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.pricing import bound_by, priced
 from autopar.solver.linear.terms import Array
 
-_FIRST_FLOWS = 4  # first columns: so many of the cheapest flows at each end of each use
+_FIRST_FLOWS = 4  # first columns: so many of the cheapest flows at each end of a use; fewer need more rounds
 _FIRST_FLOWS_LARGE = 6  # the same in a large program, where another round takes longer than some useless columns
 _LARGE_COLUMNS = 100_000  # a program with more columns is large
-_ENTERING_FLOWS = 6  # in each round, at most so many flows of negative reduced cost enter at each end
+_ENTERING_FLOWS = 6  # at most so many flows enter at each end in a round: more enter in vain, fewer need more rounds
 _PRICING_GAP = 1e-6  # relative; pricing ends if missing columns lower the optimum by no more, which is subtracted
 _PRICING_TOLERANCE = 1e-9  # a reduced cost counts as negative below minus this part of the optimum
 
@@ -80,8 +80,8 @@ class Relaxation:
             self.inside[basis[0]] = True
         start: Start = "unperturbed" if close == math.inf else "warm"
         while True:
-            gone = cpu_seconds() - begun
-            status = self._session.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff, start=start)
+            elapsed = cpu_seconds() - begun
+            status = self._session.run(self.inside, time_limit - elapsed, patient=patient, cutoff=cutoff, start=start)
             start = "warm"
             if status == "Infeasible":
                 if not self._mend():
@@ -142,8 +142,8 @@ class Relaxation:
     def _mend(self) -> bool:
         """Farkas pricing: let columns enter that refute HiGHS's proof of infeasibility; False if none does."""
         ray = self._session.ray()
-        more = np.ones_like(self.inside)
+        entering = np.ones_like(self.inside)
         if ray is not None:
-            more = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _PRICING_TOLERANCE).entering
-        known, self.inside = self.inside, self.matrix.with_dependents(self.inside | more)
-        return bool((self.inside != known).any())
+            entering = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _PRICING_TOLERANCE).entering
+        before, self.inside = self.inside, self.matrix.with_dependents(self.inside | entering)
+        return bool((self.inside != before).any())

@@ -39,19 +39,19 @@ class Linear:
     def terms(self, factor: float = 1.0) -> tuple[Array, Array]:
         """The variables in order, each once, and their nonzero coefficients times a factor."""
         single = np.array([*self._single], dtype=np.int64), np.array([*self._single.values()], dtype=float)
-        variables, coefficients = (np.concatenate(some) for some in zip(single, *self._chunks, strict=True))
-        found, places = np.unique(variables, return_inverse=True)
-        sums = factor * np.bincount(places, coefficients, minlength=len(found))
-        return found[sums != 0], sums[sums != 0]
+        variables, coefficients = (np.concatenate(chunks) for chunks in zip(single, *self._chunks, strict=True))
+        order, places = np.unique(variables, return_inverse=True)
+        sums = factor * np.bincount(places, coefficients, minlength=len(order))
+        return order[sums != 0], sums[sums != 0]
 
     def array(self, columns: int) -> Array:
         """The expression as an array of coefficients of all `columns` variables of a program."""
-        found = np.zeros(columns)
+        coefficients_of_all = np.zeros(columns)
         for variables, coefficients in self._chunks:
-            found[variables] += coefficients
+            coefficients_of_all[variables] += coefficients
         for variable, coefficient in self._single.items():
-            found[variable] += coefficient
-        return found
+            coefficients_of_all[variable] += coefficient
+        return coefficients_of_all
 
 
 def arrays_of(terms: Mapping[int, float]) -> tuple[Array, Array]:
@@ -66,27 +66,29 @@ class Entries:
         self._chunks: list[tuple[Array, Array, Array]] = []
         self._single: tuple[list[int], list[int], list[float]] = ([], [], [])
 
-    def one(self, row: int, terms: Terms) -> None:
+    def add_row(self, row: int, terms: Terms) -> None:
         """Add the entries of one row."""
-        found = terms if isinstance(terms, Mapping) else _added_up(terms)
-        if len(found) > _MAX_ENTRIES_LISTED:
-            self.many(row, *arrays_of(found))
+        sums = terms if isinstance(terms, Mapping) else _added_up(terms)
+        if len(sums) > _MAX_ENTRIES_LISTED:
+            self.add(row, *arrays_of(sums))
             return
         rows, columns, values = self._single
-        rows.extend([row] * len(found))
-        columns.extend(found.keys())
-        values.extend(found.values())
+        rows.extend([row] * len(sums))
+        columns.extend(sums.keys())
+        values.extend(sums.values())
 
-    def many(self, rows: int | Array, columns: Array, values: float | Array) -> None:
+    def add(self, rows: int | Array, columns: Array, values: float | Array) -> None:
         """Add one entry for each column; `rows` and `values` are given for each or once for all."""
         self._chunks.append((np.broadcast_to(rows, columns.shape), columns, np.broadcast_to(values, columns.shape)))
 
     def arrays(self, *, added_up: bool = False) -> tuple[Array, Array, Array]:
-        """All entries sorted by row, within a row in order of addition, those of `one` first; `added_up`: entries of
-        the same row and column are summed."""
+        """All entries sorted by row, within a row in order of addition, those of `add_row` first; `added_up`: entries
+        of the same row and column are summed."""
         rows, columns, values = self._single
         single = np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64), np.array(values, dtype=float)
-        all_rows, all_columns, all_values = (np.concatenate(some) for some in zip(single, *self._chunks, strict=True))
+        all_rows, all_columns, all_values = (
+            np.concatenate(chunks) for chunks in zip(single, *self._chunks, strict=True)
+        )
         if not np.all(all_rows[1:] >= all_rows[:-1]):
             order = np.argsort(all_rows, kind="stable")
             all_rows, all_columns, all_values = all_rows[order], all_columns[order], all_values[order]
@@ -100,7 +102,7 @@ class Entries:
 
 
 def _added_up(terms: Iterable[tuple[int, float]]) -> dict[int, float]:
-    found: dict[int, float] = {}
+    sums: dict[int, float] = {}
     for variable, coefficient in terms:
-        found[variable] = found.get(variable, 0.0) + coefficient
-    return found
+        sums[variable] = sums.get(variable, 0.0) + coefficient
+    return sums

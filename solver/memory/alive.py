@@ -185,7 +185,7 @@ class Alive:
                 for variable, size in gone.items():
                     terms.add(variable, -size / UNIT)
                 variables, sizes = terms.terms()
-                program.entries.many(program.at_least("staged", [(staged, 1.0)], 0.0), variables, -sizes)
+                program.entries.add(program.at_least("staged", [(staged, 1.0)], 0.0), variables, -sizes)
             self._stagings[key] = staged
         return self._stagings[key]
 

@@ -13,12 +13,12 @@ Bounded = tuple[Expression, float, float]  # an expression in bytes, with a lowe
 def all_temporaries(model: Model) -> Expression:
     """Bytes of temporaries of an optimizer that updates all parameters at once."""
     terms: Expression = {}
-    memory, many = model.problem.memory, temporaries(model.problem.memory).at_once
+    memory = model.problem.memory
     for number, op in enumerate(model.problem.ops):
-        if many and memory.is_trainable(op.node):
+        if memory.is_trainable(op.node):
             for variable, choice in zip(model.x[number], op.choices, strict=True):
-                size = memory.gradient_bytes(op.node, choice.strategy.outputs[0])
-                add(terms, variable, model.costs.count(op) * many * size)
+                if size := temporaries(memory, op.node, choice.strategy.outputs[0]).at_once:
+                    add(terms, variable, model.costs.count(op) * size)
     return terms
 
 
@@ -33,11 +33,12 @@ def each_temporaries(model: Model) -> list[Bounded]:
 
 
 def _temporaries(model: Model, before: int | None, number: int) -> Bounded:
-    each, terms, least, most = temporaries(model.problem.memory), dict[int, float](), 0.0, 0.0
-    for parameter, many in ((before, each.left), (number, each.own)):
+    memory, terms, least, most = model.problem.memory, dict[int, float](), 0.0, 0.0
+    for parameter, is_left in ((before, True), (number, False)):
         if parameter is not None:
             op = model.problem.ops[parameter]
-            sizes = [many * model.problem.memory.gradient_bytes(op.node, c.strategy.outputs[0]) for c in op.choices]
+            each = [temporaries(memory, op.node, choice.strategy.outputs[0]) for choice in op.choices]
+            sizes = [bytes_.left if is_left else bytes_.own for bytes_ in each]
             for variable, size in zip(model.x[parameter], sizes, strict=True):
                 add(terms, variable, size)
             least, most = least + min(sizes), most + max(sizes)

@@ -122,10 +122,9 @@ class Rows:
                 storage = choice.strategy.outputs[0]
                 add(self.always, variable, count * sum(self.memory.parameter_bytes(op.node, storage).values()))
                 add(self.handed_out, variable, count * self.memory.gradient_bytes(op.node, storage))
-        if self.memory.optimizer_at_once:
-            for variable, size in all_temporaries(self.model).items():
-                add(self.temporaries, variable, size)
-        elif (largest := self.sums.largest("optimizer", each_temporaries(self.model))) is not None:
+        for variable, size in all_temporaries(self.model).items():
+            add(self.temporaries, variable, size)
+        if (largest := self.sums.largest("optimizer", each_temporaries(self.model))) is not None:
             add(self.temporaries, largest, UNIT)
 
     def _gradients(self) -> None:

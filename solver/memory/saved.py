@@ -166,7 +166,7 @@ class Saved:
             each = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
             if len(each) > 1 and left_out == 2:
                 # where it is kept only from a level on, the last blocks may be below that level: subtract nothing
-                each = [but_one if savers[0].start else {**but_one, self.counts.some(savers): -1.0}]
+                each = [but_one if savers[0].start else {**but_one, self.counts.any_keeps(savers): -1.0}]
             elif len(each) > 1:
                 many = {self.program.variable("kept", lower=self.counts.least(level, left_out), upper=None): 1.0}
                 self.counts.largest("kept", many, each)

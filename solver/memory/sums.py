@@ -63,4 +63,4 @@ class Sums:
         for parts in sums:
             own = [(v, 1.0) for v in parts if v is not None]
             if own or terms:
-                self.program.at_most(name, [*own, (self.peak, -1.0)], right, more=(variables, sizes / UNIT))
+                self.program.at_most(name, [*own, (self.peak, -1.0)], right, further=(variables, sizes / UNIT))

@@ -26,10 +26,10 @@ class Boxes:
 
     def at(self, values: Mapping[int, float]) -> Bounds:
         """The box in which the counts are fixed to these values."""
-        found: dict[int, tuple[float, float]] = {}
+        bounds: dict[int, tuple[float, float]] = {}
         for count, whether in self.program.counts:
-            found |= {whether: (min(values[count], 1.0),) * 2, count: (values[count],) * 2}
-        return self._with_kept(found)
+            bounds |= {whether: (min(values[count], 1.0),) * 2, count: (values[count],) * 2}
+        return self._with_kept(bounds)
 
     def are_possible(self, values: Mapping[int, float]) -> bool:
         """Whether the counts can have these values: each within its bounds, and none larger than the one before it in a
@@ -79,30 +79,30 @@ class Boxes:
         else:
             parts = [(low, float(math.floor(value))), (float(math.ceil(value)), high)]
         for part in parts:
-            if (found := self._with(node.counts, count, whether, part)) is not None:
-                yield found
+            if (box := self._with(node.counts, count, whether, part)) is not None:
+                yield box
 
     def _with(self, counts: Bounds, count: int, whether: int, part: tuple[float, float]) -> Bounds | None:
         """A box in which one more count is bounded, and so are the counts nested with it; None if that box is empty."""
         if part[0] > part[1]:
             return None
-        found = {**counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
+        bounds = {**counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
         for chain in self.program.nested_counts:
-            places = [i for i, (one, _) in enumerate(chain) if one == count]
+            places = [i for i, (nested, _) in enumerate(chain) if nested == count]
             for place in places:
                 for i, (other, its) in enumerate(chain):
-                    low, high = self.range(found, other)
+                    low, high = self.range(bounds, other)
                     low, high = (max(low, part[0]), high) if i < place else (low, min(high, part[1]))
                     if low > high:
                         return None
-                    if (low, high) != self.range(found, other) or low == high:
-                        found |= {its: (min(low, 1.0), min(high, 1.0)), other: (low, high)}
-        return self._with_kept(found)
+                    if (low, high) != self.range(bounds, other) or low == high:
+                        bounds |= {its: (min(low, 1.0), min(high, 1.0)), other: (low, high)}
+        return self._with_kept(bounds)
 
     def _with_kept(self, counts: Bounds) -> Bounds:
         """A box with the indicator k fixed to 1 for each count whose upper bound is below the number of blocks: some
         block does not recompute then."""
-        below = [k for _, one, k in self.program.rest_rows if self.range(counts, one)[1] < self.range({}, one)[1]]
+        below = [k for _, count, k in self.program.rest_rows if self.range(counts, count)[1] < self.range({}, count)[1]]
         return {**counts, **dict.fromkeys(below, (1.0, 1.0))}
 
 

@@ -38,9 +38,9 @@ from autopar.solver.search.nearby import nearby
 from autopar.solver.search.open_nodes import OpenNodes
 from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 
-_SPLITS_BEFORE_DIVE = 4  # boxes of a small program that are split before the dive for a first solution
+_SPLITS_BEFORE_DIVE = 4  # boxes of a small program that are split before a dive, which these may make unnecessary
 _GAP_TO_PARENT = 1e-2  # relative; without an incumbent, a done box is solved at once if this near to its parent's bound
-_PRODUCT_TOLERANCE = 1e-3  # products count as exact if the sum of their errors is below this, in blocks
+_PRODUCT_TOLERANCE = 1e-3  # products count as exact if their errors sum to less, in blocks: less than any block
 _ROUND_EVERY = 3  # in a large program, where rounding takes long, every third relaxation of a chain of cuts is rounded
 _MAX_SPLITS = 16  # splits by counts in a small program, after which HiGHS is faster at closing all that is left
 _MAX_CUTS = 30  # cuts by choices in a small program, after which HiGHS is faster at closing what is left
@@ -86,7 +86,7 @@ class Branching:
         while incumbent.seconds_left() > 0 or incumbent.best is None:
             if self.open.least_bound() > self.limit:
                 break
-            if incumbent.clock.gone > incumbent.clock.limit / 2 and incumbent.is_far(self._bound()):
+            if incumbent.clock.elapsed > incumbent.clock.limit / 2 and incumbent.is_far(self._bound()):
                 incumbent.improve(self._bound())
             first = self.open.first()
             if first is None or incumbent.closed(first.objective):
@@ -130,7 +130,7 @@ class Branching:
             if large:
                 incumbent.round(child)
             fixed = any(self.boxes.is_fixed(other.counts) for other in self.open)  # solutions come soon
-            early = incumbent.clock.gone < incumbent.clock.limit / 4
+            early = incumbent.clock.elapsed < incumbent.clock.limit / 4
             if not self.dived and (child.status == "stopped" or (blind and not (fixed and early))):
                 self._dive(root)
 
@@ -140,7 +140,7 @@ class Branching:
         incumbent, least = self.incumbent, min(node.objective, self.open.least_bound())
         tries = incumbent.best is not None and splits == _MAX_SPLITS + 1 and not incumbent.is_far(least)
         if incumbent.is_small_box(root):
-            incumbent.solve(root, least=least)
+            incumbent.solve(root, known_bound=least)
         elif not (tries and incumbent.closes(root, NEIGHBOURHOOD_SHARE)):
             return False
         self.open.clear()
@@ -260,10 +260,10 @@ class Branching:
                 return []
             if any(incumbent.is_mixed(other) for other in parts) and not incumbent.is_mixed(node):
                 return [*parts, node]  # solving it would prove little while the bounds of others are far below
-            both = self._cut(node)
-            if both is None:
+            parts_of_cut = self._cut(node)
+            if parts_of_cut is None:
                 return parts
-            node, other = both
+            node, other = parts_of_cut
             parts.append(other)
             if node.status == "optimal" and (depth % _ROUND_EVERY == 0 or not self.is_large):
                 incumbent.round(node)
@@ -276,13 +276,13 @@ class Branching:
         """Cut a box in two if it is too large to be solved: the relaxation of the likelier part, and the other part,
         which waits for its own. None if the box was solved or closed instead."""
         incumbent = self.incumbent
-        many = incumbent.has_many(node) and (self.cuts < _MAX_CUTS or not incumbent.is_small_box(node))
-        if many and self.cuts >= _MAX_CUTS:
+        is_too_large = incumbent.has_many(node) and (self.cuts < _MAX_CUTS or not incumbent.is_small_box(node))
+        if is_too_large and self.cuts >= _MAX_CUTS:
             node = replace(node, objective=incumbent.partial_solve(node))
             if incumbent.closed(node.objective):
                 incumbent.proven = min(incumbent.proven, node.objective)
                 return None
-        bounds = (incumbent.openings.split(node) or self.choices.split(node)) if many else None
+        bounds = (incumbent.openings.split(node) or self.choices.split(node)) if is_too_large else None
         if bounds is None:
             incumbent.solve(node)
             return None

@@ -33,9 +33,9 @@ class Choices:
 
     def __init__(self, matrix: Matrix, *, with_flows: bool = False) -> None:
         self.matrix, self.with_flows = matrix, with_flows
-        one = (matrix.least == 1) & (matrix.most == 1)
-        of_choices = one.copy()
-        of_choices[matrix.row[one[matrix.row] & (~matrix.integer[matrix.column] | (matrix.value != 1))]] = False
+        sums_to_one = (matrix.least == 1) & (matrix.most == 1)
+        of_choices = sums_to_one.copy()
+        of_choices[matrix.row[sums_to_one[matrix.row] & (~matrix.integer[matrix.column] | (matrix.value != 1))]] = False
         at = np.flatnonzero(of_choices[matrix.row])
         rows, self.owner = np.unique(matrix.row[at], return_inverse=True)
         self.columns, self.groups = matrix.column[at], len(rows)
@@ -88,5 +88,5 @@ class Choices:
         mean = np.divide(all_moved, moved, out=np.zeros(matrix.lines), where=moved > INTEGRALITY)
         return np.bincount(matrix.end_choices, mean[matrix.end_rows], minlength=matrix.columns)
 
-    def _without(self, node: Outcome, gone: Array) -> Bounds:
-        return {**node.counts, **dict.fromkeys(self.columns[gone].tolist(), (0.0, 0.0))}
+    def _without(self, node: Outcome, excluded: Array) -> Bounds:
+        return {**node.counts, **dict.fromkeys(self.columns[excluded].tolist(), (0.0, 0.0))}

@@ -41,12 +41,12 @@ MOST_BLOCKS = 8
 the memory rows of all blocks take longer."""
 
 _MIXED_NODES, _STORAGE_NODES = 20, 100  # HiGHS nodes for mixed choices and for storages: no limits by the clock
-_FOLDED_RELAXATION_GAP = 1e-3  # the folded relaxation may stop this far below its optimum (relative)
+_FOLDED_RELAXATION_GAP = 1e-3  # relative; the folded relaxation, which only says what to mix, may stop this early
 
 Strategies = Mapping[fx.Node, Sequence[Strategy]]
 
 
-def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
+def refined(request: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
     """The solution of a folded problem, or one in which blocks differ, if that is faster by more than the gap.
 
     Its status and bound are those of the folded problem, that is, for plans whose blocks share their decisions.
@@ -62,79 +62,90 @@ def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: flo
     }
 
     def within(strategies: Strategies) -> Model:
-        model = Model(asked.each_block(strategies, levels))
-        Rows(model, asked.usable_bytes)
+        model = Model(request.each_block(strategies, levels))
+        Rows(model, request.usable_bytes)
         return model
 
-    clock, solver = Clock(seconds, seconds), asked.solver
+    clock, solver = Clock(seconds, seconds), request.solver
     best, tried = solution, [solution]  # with other storages, the folded plan may beat the faster one
     relaxed = folded.program.relax(solver, seconds, {}, seconds / 2, close=_FOLDED_RELAXATION_GAP)
     if relaxed.status == "optimal":
-        model = within(_mixed(asked, folded, relaxed, solution))
-        best = _faster(model, _told_apart(model, solution, solver, clock, asked.gap), solution, asked.gap)
-        if _storages(asked, best) != _storages(asked, solution):
+        model = within(_mixed(request, folded, relaxed, solution))
+        best = _faster_of(
+            model, _of_differing_blocks(model, solution, solver, clock, request.gap), solution, request.gap
+        )
+        if _storages(request, best) != _storages(request, solution):
             tried.append(best)
-    for one in tried:
-        if (left := clock.left(True)) <= 0:
+    for plan in tried:
+        if (remaining := clock.remaining(True)) <= 0:
             break
-        model = within(_storages(asked, one))
+        model = within(_storages(request, plan))
         price(model)
         everything = np.arange(len(model.program.names))
-        best = _faster(model, _found(model, everything, best, solver, left, asked.gap, _STORAGE_NODES), best, asked.gap)
+        best = _faster_of(
+            model,
+            _quick_solution(model, everything, best, solver, remaining, request.gap, _STORAGE_NODES),
+            best,
+            request.gap,
+        )
     return best
 
 
-def differing(asked: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
+def differing(request: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
     """As `refined`, but without a budget, for a problem in which nothing recomputes."""
     if max(stage.count for stage in folded.problem.stages) == 1 or seconds <= 0:
         return solution
-    relaxed = folded.program.root(asked.solver, seconds, seconds / 2, close=_FOLDED_RELAXATION_GAP)
-    if relaxed.status != "optimal" or relaxed.objective >= in_program(folded, solution.seconds * (1 - asked.gap)):
+    relaxed = folded.program.root(request.solver, seconds, seconds / 2, close=_FOLDED_RELAXATION_GAP)
+    if relaxed.status != "optimal" or relaxed.objective >= in_program(folded, solution.seconds * (1 - request.gap)):
         return solution
-    model, clock = Model(asked.each_block(_mixed(asked, folded, relaxed, solution), None)), Clock(seconds, seconds)
-    return _faster(model, _told_apart(model, solution, asked.solver, clock, asked.gap), solution, asked.gap)
+    model, clock = Model(request.each_block(_mixed(request, folded, relaxed, solution), None)), Clock(seconds, seconds)
+    return _faster_of(
+        model, _of_differing_blocks(model, solution, request.solver, clock, request.gap), solution, request.gap
+    )
 
 
-def _storages(asked: SolveRequest, solution: Solution) -> Strategies:
+def _storages(request: SolveRequest, solution: Solution) -> Strategies:
     """The choices of a solution, and all choices of parameters."""
     return {
-        node: some if asked.memory.is_parameter(node) or node not in solution.chosen else (solution.chosen[node],)
-        for node, some in asked.restricted.strategies.items()
+        node: strategies
+        if request.memory.is_parameter(node) or node not in solution.chosen
+        else (solution.chosen[node],)
+        for node, strategies in request.restricted.strategies.items()
     }
 
 
-def _mixed(asked: SolveRequest, folded: Model, relaxed: Outcome, solution: Solution) -> Strategies:
+def _mixed(request: SolveRequest, folded: Model, relaxed: Outcome, solution: Solution) -> Strategies:
     """The choices of nonzero value in a relaxation of the folded problem, and those of its solution."""
     problem = folded.problem
     used = [
         [c.strategy for v, c in zip(variables, op.choices, strict=True) if relaxed.values[v] > INTEGRALITY]
         for op, variables in zip(problem.ops, folded.x, strict=True)
     ]
-    found: dict[fx.Node, Sequence[Strategy]] = {}
-    for node, some in asked.restricted.strategies.items():
+    choices: dict[fx.Node, Sequence[Strategy]] = {}
+    for node, strategies in request.restricted.strategies.items():
         mine = used[problem.op_of[node]] if node in problem.op_of else []
         chosen = solution.chosen.get(node)
-        found[node] = [one for one in some if one in mine or one == chosen] or some
-    return found
+        choices[node] = [strategy for strategy in strategies if strategy in mine or strategy == chosen] or strategies
+    return choices
 
 
-def _told_apart(model: Model, solution: Solution, solver: str, clock: Clock, gap: float) -> Outcome:
+def _of_differing_blocks(model: Model, solution: Solution, solver: str, clock: Clock, gap: float) -> Outcome:
     """A good solution, found quickly, of the choices that the model's relaxation or `solution` makes, if it is faster
     than `solution` by more than the gap."""
     price(model)
     program = model.program
-    left = clock.left(True) / 2  # the other half is for the storages
-    relaxed = program.relax(solver, left, {}, left / 2)
+    remaining = clock.remaining(True) / 2  # the other half is for the storages
+    relaxed = program.relax(solver, remaining, {}, remaining / 2)
     if relaxed.status != "optimal":
         return relaxed
     kept = np.ones(len(program.names), dtype=bool)
     for op, variables in zip(model.problem.ops, model.x, strict=True):
         for variable, choice in zip(variables, op.choices, strict=True):
             kept[variable] = relaxed.values[variable] > INTEGRALITY or choice.strategy == solution.chosen[op.node]
-    return _found(model, np.flatnonzero(kept), solution, solver, left, gap, _MIXED_NODES)
+    return _quick_solution(model, np.flatnonzero(kept), solution, solver, remaining, gap, _MIXED_NODES)
 
 
-def _found(
+def _quick_solution(
     model: Model, kept: Array, solution: Solution, solver: str, seconds: float, gap: float, nodes: int
 ) -> Outcome:
     """A good solution of some of a priced model's variables (`kept`), if it beats `solution` by more than the gap.
@@ -143,20 +154,20 @@ def _found(
     cost (symmetry), so a search that proves that none is faster takes many times as long.
     """
     cutoff = in_program(model, solution.seconds * (1 - gap))
-    found = model.program.integrate(solver, kept, seconds, gap, {}, cutoff=cutoff, nodes=nodes, heuristics=True)
-    return in_seconds(model, found)
+    outcome = model.program.integrate(solver, kept, seconds, gap, {}, cutoff=cutoff, nodes=nodes, heuristics=True)
+    return in_seconds(model, outcome)
 
 
-def _faster(model: Model, outcome: Outcome, solution: Solution, gap: float) -> Solution:
+def _faster_of(model: Model, outcome: Outcome, solution: Solution, gap: float) -> Solution:
     """The plan of an outcome if it is faster than `solution` by more than the gap; else `solution`."""
     if not len(outcome.values) or outcome.objective >= solution.seconds * (1 - gap):
         return solution
-    found = read_solution(model, outcome)
+    faster = read_solution(model, outcome)
     return replace(
         solution,
-        chosen=found.chosen,
-        parameters=found.parameters,
-        segments=found.segments,
-        seconds=found.seconds,
-        bound=min(solution.bound, found.seconds),
+        chosen=faster.chosen,
+        parameters=faster.parameters,
+        segments=faster.segments,
+        seconds=faster.seconds,
+        bound=min(solution.bound, faster.seconds),
     )

@@ -37,31 +37,31 @@ class EqualOps:
         """
         start = repeat.instance(block).start
         layers = [[start + i for i in layer] for layer in layers_of(self.nodes[start : start + repeat.period])]
-        others = [layer for of, some in self._known.items() if of != repeat for layer in some]
+        others = [layer for of, layers_of_repeat in self._known.items() if of != repeat for layer in layers_of_repeat]
         unlike: list[Layer] = []
-        found: dict[fx.Node, fx.Node] = {}
+        deciders: dict[fx.Node, fx.Node] = {}
         for layer in layers[count == 1 and block == 0 :]:
-            same = next((one for one in unlike if self._equal(one, layer)), None)
-            if same is not None:
-                best = list(zip(same, layer, strict=True))
+            equal = next((earlier for earlier in unlike if self._equal(earlier, layer)), None)
+            if equal is not None:
+                best = list(zip(equal, layer, strict=True))
             else:
-                inside = [self._pairs(one, layer) for one in unlike]
-                outside = [self._pairs(one, layer, nearly_all=True) for one in others]
+                inside = [self._pairs(earlier, layer) for earlier in unlike]
+                outside = [self._pairs(earlier, layer, nearly_all=True) for earlier in others]
                 best = max([*outside, *inside], key=len, default=[])
                 unlike.append(layer)
-            for one, other in ((self.nodes[i], self.nodes[j]) for i, j in best):
-                decides = found.get(one, one)
+            for earlier, other in ((self.nodes[i], self.nodes[j]) for i, j in best):
+                decides = deciders.get(earlier, earlier)
                 mine = self.ops[self.op_of[decides]].choices if decides in self.op_of else choices.get(decides)
                 if mine is not None and choices.get(other) == mine:
-                    found[other] = decides
+                    deciders[other] = decides
         if count > 1:
             self._known[repeat] = unlike
-        return found
+        return deciders
 
-    def _equal(self, one: Layer, other: Layer) -> bool:
-        return [self._labels[i] for i in one] == [self._labels[i] for i in other]
+    def _equal(self, earlier: Layer, other: Layer) -> bool:
+        return [self._labels[i] for i in earlier] == [self._labels[i] for i in other]
 
-    def _pairs(self, one: Layer, other: Layer, *, nearly_all: bool = False) -> list[tuple[int, int]]:
+    def _pairs(self, earlier: Layer, other: Layer, *, nearly_all: bool = False) -> list[tuple[int, int]]:
         """Pairs of positions of corresponding nodes of two layers."""
-        some, others = ([self._labels[i] for i in layer] for layer in (one, other))
-        return [(one[i], other[j]) for i, j in pairs(some, others, nearly_all=nearly_all)]
+        labels, others = ([self._labels[i] for i in layer] for layer in (earlier, other))
+        return [(earlier[i], other[j]) for i, j in pairs(labels, others, nearly_all=nearly_all)]

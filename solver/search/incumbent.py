@@ -27,9 +27,9 @@ MAX_SMALL_PROGRAM = 20_000
 _MAX_FLOWS_UNCUT, _MAX_FLOWS_UNCUT_SMALL = 15_000, 300  # in general; in a small program with counts
 _MAX_FLOWS_UNCUT_BUCKETS = 8_000  # in a large program, if the relaxation opens a bucket in part
 _MAX_VARIABLES_AT_ONCE = 6_000  # after many cuts, a box (or all that is left) of at most this size is solved at once
-_FIRST_NODES = 100  # HiGHS nodes for a box before it is cut again; doubled each time
-_FAR_GAP = 1e-2  # the incumbent is far if it exceeds the bound by more than this part of its cost
-_FIRST_MARGIN = 1e-3  # first limit for reduced costs, relative above the box's relaxation
+_FIRST_NODES = 100  # HiGHS nodes for a box before it is cut again; doubled each time, so that the search ends
+_FAR_GAP = 1e-2  # relative; an incumbent further from the bound is worth a search for a better one
+_FIRST_MARGIN = 1e-3  # relative to the box's relaxation; first limit for reduced costs: lower, fewer variables are left
 
 
 class Incumbent:
@@ -56,7 +56,7 @@ class Incumbent:
         self._was_improved = False
 
     def seconds_left(self) -> float:
-        return self.clock.left(self.best is not None)
+        return self.clock.remaining(self.best is not None)
 
     def closed(self, bound: float) -> bool:
         """Whether a box with this bound cannot improve the incumbent by more than the gap."""
@@ -65,8 +65,8 @@ class Incumbent:
     def find_first(self, root: Outcome, counts: Bounds) -> None:
         """If there is no incumbent, look for one with these counts, using the columns that the relaxations have."""
         if self.best is None and self.seconds_left() > 0:
-            found = self.program.integrate(self.solver, self._entered(root), self.seconds_left(), self.gap, counts)
-            self.best = found if len(found.values) else None
+            outcome = self.program.integrate(self.solver, self._entered(root), self.seconds_left(), self.gap, counts)
+            self.best = outcome if len(outcome.values) else None
 
     def is_large_box(self, node: Outcome) -> bool:
         """Whether a box of a large program is too large to be solved before others are looked at."""
@@ -110,15 +110,15 @@ class Incumbent:
         cutoff, seconds = self.cutoff(), self.seconds_left()
         self._take(self.program.integrate(self.solver, kept, seconds, self.gap, node.counts, cutoff=cutoff))
 
-    def solve(self, node: Outcome, least: float = -math.inf) -> bool:
+    def solve(self, node: Outcome, known_bound: float = -math.inf) -> bool:
         """Solve a done box as an integer program; the incumbent changes if the solution beats it by more than the gap.
 
-        False if the first solution of all shows that cuts are faster: the box is still open then. `least`: a known
+        False if the first solution of all shows that cuts are faster: the box is still open then. `known_bound`: a
         bound of the box, used if it is higher than its relaxation.
         """
-        least, is_first = max(least, node.objective), self.best is None
+        known_bound, is_first = max(known_bound, node.objective), self.best is None
         if self._solved_by_itself(node):
-            self.proven = min(self.proven, least)
+            self.proven = min(self.proven, known_bound)
             return True
         margin = self.first_limit(node) - node.objective if self.is_large else math.inf
         mine = math.inf  # the best solution of this box
@@ -127,20 +127,20 @@ class Incumbent:
             limit = min(node.objective + margin, cutoff)
             kept = self.usable_variables(node, limit)
             everything = len(kept) == int((self.program.matrix().upper > 0).sum())
-            late = self.best is None and self.clock.gone > self.clock.limit
+            late = self.best is None and self.clock.elapsed > self.clock.limit
             gap = 1.0 if late else self.gap
-            found = self.program.integrate(self.solver, kept, self.seconds_left(), gap, node.counts, cutoff=cutoff)
-            if self.best is None or found.objective < self.best.objective:
-                self.best = found if len(found.values) else None
-            mine = min(mine, found.objective)
-            if found.status == "stopped":
+            outcome = self.program.integrate(self.solver, kept, self.seconds_left(), gap, node.counts, cutoff=cutoff)
+            if self.best is None or outcome.objective < self.best.objective:
+                self.best = outcome if len(outcome.values) else None
+            mine = min(mine, outcome.objective)
+            if outcome.status == "stopped":
                 if self.best is None:
                     continue
-                self.proven = min(self.proven, least)
+                self.proven = min(self.proven, known_bound)
                 return True
-            bound = max(least, min(found.bound, cutoff if everything else limit))
+            bound = max(known_bound, min(outcome.bound, cutoff if everything else limit))
             done = everything or limit >= cutoff or (self.best is not None and self.closed(bound))
-            if done or mine <= limit or found.status == "feasible" or (self.best and self.seconds_left() <= 0):
+            if done or mine <= limit or outcome.status == "feasible" or (self.best and self.seconds_left() <= 0):
                 self.proven = min(self.proven, bound)
                 return True
             if is_first and self.is_mixed(node):
@@ -154,12 +154,12 @@ class Incumbent:
         share of the remaining time that HiGHS may take; `nodes`: a fixed number of nodes instead.
         """
         cutoff, kept, seconds = self.cutoff(), self.usable_variables(node, self.cutoff()), part * self.seconds_left()
-        found = self.program.integrate(
+        outcome = self.program.integrate(
             self.solver, kept, seconds, self.gap, node.counts, cutoff=cutoff, nodes=nodes or self._nodes
         )
         self._nodes *= 1 if nodes else 2
-        self._take(found)
-        return max(node.objective, min(found.bound, cutoff))
+        self._take(outcome)
+        return max(node.objective, min(outcome.bound, cutoff))
 
     def closes(self, root: Outcome, part: float, nodes: int | None = None) -> bool:
         """Whether HiGHS closes a box within a share of the remaining time and so many nodes."""
@@ -179,9 +179,9 @@ class Incumbent:
             self._was_improved = True
             self.best = improved(self.program, self.solver, self.gap, self.best, NEIGHBOURHOOD_SHARE * self.clock.limit)
 
-    def _take(self, found: Outcome) -> None:
-        if len(found.values) and (self.best is None or found.objective < self.best.objective):
-            self.best = found
+    def _take(self, outcome: Outcome) -> None:
+        if len(outcome.values) and (self.best is None or outcome.objective < self.best.objective):
+            self.best = outcome
 
     def first_limit(self, node: Outcome) -> float:
         """The first cost limit of a box: solutions up to this cost are looked for first."""
@@ -198,18 +198,18 @@ class Incumbent:
 
     def _solved_by_itself(self, node: Outcome) -> bool:
         """Take an integral relaxation as the best solution of its box; whether the box is closed then."""
-        found = self.program.as_whole(node)
-        if found is None or any(not low <= round(node.values[v]) <= high for v, (low, high) in node.counts.items()):
+        solution = self.program.as_whole(node)
+        if solution is None or any(not low <= round(node.values[v]) <= high for v, (low, high) in node.counts.items()):
             return False
-        self.best = found if self.best is None else min(self.best, found, key=lambda one: one.objective)
+        self.best = solution if self.best is None else min(self.best, solution, key=lambda outcome: outcome.objective)
         return self.closed(node.objective)
 
     def usable_variables(self, node: Outcome, limit: float) -> Array:
         """The variables that a solution of this box can use if it costs at most `limit` (reduced-cost fixing)."""
         matrix = self.program.matrix()
         matrix.bound(node.counts)
-        more = least_more(matrix, node.reduced)
-        return np.flatnonzero((held_of(self.program) | (node.objective + more <= limit)) & (matrix.upper > 0))
+        extra_cost = least_more(matrix, node.reduced)
+        return np.flatnonzero((held_of(self.program) | (node.objective + extra_cost <= limit)) & (matrix.upper > 0))
 
     def _entered(self, node: Outcome) -> Array:
         """The columns that have entered the relaxation by column generation; all columns if it was solved whole."""

@@ -35,21 +35,21 @@ from autopar.solver.seconds.costs import Costs, Tables
 from autopar.solver.seconds.overlap import Key
 from autopar.solver.seconds.stars import MOST, Arm, Star
 
-_MAX_ROUNDS = 40  # at most so many rounds, each forward and back over the ops
-_MIN_RISE = 3e-4  # the last round is the one that raises the bound by no more than this part
-_MAX_SWEEPS = 4  # at most so many sweeps over the ops to decode a plan from the messages
+_MAX_ROUNDS = 40  # at most so many rounds forward and back over the ops: each raises the bounds that exclude choices
+_MIN_RISE = 3e-4  # relative; a round that raises the bound by less is the last
+_MAX_SWEEPS = 4  # at most so many sweeps to decode a plan from the messages, which is only where the search starts
 
 Readers = Sequence[tuple[Tensor, Use]]
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of seconds: `moved` for collectives of parameters (1 - `part` for keys that it lacks), and 1 - `less`
-    for compute."""
+    """The weights of seconds: `moved` for collectives of parameters (1 - `part` for keys that it lacks), and
+    1 - `hidden` for compute."""
 
     part: float
     moved: Mapping[Key, float] = field(default_factory=dict)
-    less: Mapping[Key, float] = field(default_factory=dict)
+    hidden: Mapping[Key, float] = field(default_factory=dict)
 
     def of(self, key: Key) -> float:
         return self.moved.get(key, 1.0 - self.part)
@@ -75,9 +75,9 @@ class Network:
         self._own = [self._of_op(number) for number in range(len(self.problem.ops))]
         self._every = list(self._stars())
         for old, new in zip(before, self._every, strict=False):
-            for known, arm in zip(old.arms, new.arms, strict=True):
-                arm.message = known.message
-        self._some = [star for star in self._every if star.says]
+            for old_arm, arm in zip(old.arms, new.arms, strict=True):
+                arm.message = old_arm.message
+        self._some = [star for star in self._every if star.costs_something]
         self._ends: list[list[tuple[Star, int]]] = [[] for _ in self.problem.ops]
         for star in self._some:
             for end, arm in enumerate(star.arms):
@@ -92,7 +92,7 @@ class Network:
             for order in (range(len(self._own)), range(len(self._own) - 1, -1, -1)):
                 self._pass(order)
             self._bound = self._evaluate()
-            self.bound = max(self.bound, self._bound, *(float(some.min()) for some in self.least))
+            self.bound = max(self.bound, self._bound, *(float(bounds.min()) for bounds in self.least))
             if self._bound - before <= _MIN_RISE * abs(self._bound):
                 break
         self._together()
@@ -102,23 +102,23 @@ class Network:
         least cost, given the choices made before and the messages of the other ops. Later sweeps, to and fro, make each
         op's choice anew, given those of its neighbours, until none changes."""
         messages = [[arm.message for arm in star.arms] for star in self._some]
-        made, groups = [-1] * len(self._own), {op.like for op in self.problem.ops}
-        forward = range(len(made))
+        decided, groups = [-1] * len(self._own), {op.like for op in self.problem.ops}
+        forward = range(len(decided))
         for sweep in range(_MAX_SWEEPS):
-            before = list(made)
+            before = list(decided)
             for number in reversed(forward) if sweep % 2 else forward:
                 decides = self.problem.decides(number)
                 if sweep and (decides != number or number in groups):
                     continue
-                made[number] = made[decides] if decides != number else self._best(number)
+                decided[number] = decided[decides] if decides != number else self._best(number)
                 for star, end in self._ends[number]:
-                    star.arms[end].fix(made[number])
-            if made == before:
+                    star.arms[end].fix(decided[number])
+            if decided == before:
                 break
         for star, known in zip(self._some, messages, strict=True):
             for arm, message in zip(star.arms, known, strict=True):
                 arm.message = message
-        return [np.arange(len(own)) == choice for own, choice in zip(self._own, made, strict=True)]
+        return [np.arange(len(own)) == choice for own, choice in zip(self._own, decided, strict=True)]
 
     def _best(self, number: int) -> int:
         """The choice of least cost of an op, with the minima of its tensors over their other ends."""
@@ -129,11 +129,11 @@ class Network:
 
     def _together(self) -> None:
         """Ops that share one choice: the bound of a choice is the largest of these ops' bounds for it."""
-        alike: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for number, op in enumerate(self.problem.ops):
             if op.like is not None:
-                alike.setdefault(op.like, [op.like]).append(number)
-        for group in alike.values():
+                groups.setdefault(op.like, [op.like]).append(number)
+        for group in groups.values():
             least = np.max([self.least[number] for number in group], axis=0)
             for number in group:
                 self.least[number] = least
@@ -143,28 +143,28 @@ class Network:
             total, ends = self._own[number].copy(), self._ends[number]
             for star, end in ends:
                 total += star.arms[end].give(star.least(end))
-            more = total - total.min()
-            self.least[number] = np.maximum(self.least[number], self._bound + more)
+            excess = total - total.min()
+            self.least[number] = np.maximum(self.least[number], self._bound + excess)
             ahead, share = self._hands[order.step][number]
             for arm in ahead:
-                arm.take(share * more)
+                arm.take(share * excess)
 
     def _evaluate(self) -> float:
-        found = sum(star.bound() for star in self._some)
+        bound = sum(star.bound() for star in self._some)
         for own, ends in zip(self._own, self._ends, strict=True):
-            found += (own + sum(star.arms[end].message[star.arms[end].of] for star, end in ends)).min()
-        return float(found)
+            bound += (own + sum(star.arms[end].message[star.arms[end].of] for star, end in ends)).min()
+        return float(bound)
 
     # -- costs -------------------------------------------------------------------------------------------------------
 
     def _of_op(self, number: int) -> Array:
-        op, less = self.problem.ops[number], self.weights.less
+        op, hidden = self.problem.ops[number], self.weights.hidden
         seconds, _ = self.costs.of_op(op)
         stretch, count = self.problem.grouping.stretch(op.node), self.costs.count(op)
         forward = np.array([choice.forward_seconds for choice in op.choices])
         backward = np.array([choice.backward_seconds for choice in op.choices])
-        for kind, some in (("forward", forward), ("backward", backward)):
-            seconds = seconds - less.get((kind, stretch, -1), 0.0) * count * some
+        for kind, seconds_of_choices in (("forward", forward), ("backward", backward)):
+            seconds = seconds - hidden.get((kind, stretch, -1), 0.0) * count * seconds_of_choices
         return seconds
 
     def _stars(self) -> Iterator[Star]:
@@ -184,43 +184,43 @@ class Network:
         """The stars of uses that share conversions, which run `count` times. Forward and backward are separate stars
         if some uses return no gradient; more than `MOST` uses are several stars, each with its share of the price."""
         memory, ref = self.problem.memory, self.problem.ref(uses[0][0])
-        loud = [one for one in uses if gradient_enters(memory, self.problem.ops[one[1].op].node, ref)]
+        loud = [reader for reader in uses if gradient_enters(memory, self.problem.ops[reader[1].op].node, ref)]
         kinds = [("gathers", "reductions")] if len(loud) == len(uses) else [("gathers",), ("reductions",)]
-        for some in kinds:
-            mine = uses if "gathers" in some else loud
+        for kinds_of_star in kinds:
+            mine = uses if "gathers" in kinds_of_star else loud
             for first in range(0, len(mine), MOST):
                 part = mine[first : first + MOST]
-                yield self._star(part, some, count * len(part) / len(mine))
+                yield self._star(part, kinds_of_star, count * len(part) / len(mine))
 
     def _star(self, uses: Readers, kinds: tuple[str, ...], count: float) -> Star:
         """A star; those of activations do not depend on weights and are computed once for ops of equal choices."""
         tensor, _ = uses[0]
         if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node):
-            return self._made(uses, kinds, count)
-        ends = self.costs.ports(tensor), *(self.costs.wanted(one, use) for one, use in uses)
+            return self._new_star(uses, kinds, count)
+        ends = self.costs.ports(tensor), *(self.costs.wanted(tensor_of_use, use) for tensor_of_use, use in uses)
         key = id(self.costs.table(self.problem.ref(tensor))), *map(id, ends), *kinds, count
         if key not in self._alike:
-            self._alike[key] = self._made(uses, kinds, count)
+            self._alike[key] = self._new_star(uses, kinds, count)
         like = self._alike[key]
         ops = tensor.source, *(use.op for _, use in uses)
         return Star(like.price, [replace(arm, op=op) for op, arm in zip(ops, like.arms, strict=True)])
 
-    def _made(self, uses: Readers, kinds: Sequence[str], count: float) -> Star:
+    def _new_star(self, uses: Readers, kinds: Sequence[str], count: float) -> Star:
         tensor, ports = uses[0][0], self.costs.ports(uses[0][0])
-        wants = [self.costs.wanted(one, use) for one, use in uses]
+        wants = [self.costs.wanted(of_use, use) for of_use, use in uses]
         columns: dict[Layout, int] = {}
-        for layout in (layout for some in wants for layout in some):
+        for layout in (layout for wanted in wants for layout in wanted):
             columns.setdefault(layout, len(columns))
         prices = self.costs.table(self.problem.ref(tensor)).prices([layout for layout, _ in ports], list(columns))
         grids = {"gathers": prices.forward, "reductions": prices.backward}
         price = count * sum(self._weighed(tensor, kind, grids[kind]) for kind in kinds)
         arms = [Arm.of_choices(tensor.source, list(ports.values()), range(len(ports)), len(ports))]
         regathered = np.array([regather for _, regather in ports])
-        for (one, use), some in zip(uses, wants, strict=True):
-            arm = Arm.of_choices(use.op, list(some.values()), [columns[w] for w in some], len(columns))
+        for (of_use, use), wanted in zip(uses, wants, strict=True):
+            arm = Arm.of_choices(use.op, list(wanted.values()), [columns[w] for w in wanted], len(columns))
             saved = self.problem.memory.saved(self.problem.ops[use.op].node)[0]
             if "gathers" in kinds and regathered.any() and use.index in saved:
-                again = self.costs.conversions(one) * self._weighed(one, "again", prices.forward)
+                again = self.costs.conversions(of_use) * self._weighed(of_use, "again", prices.forward)
                 arm.own = np.where(regathered[:, None], again, 0.0)
             arms.append(arm)
         return Star(np.where(prices.possible, price, np.inf), arms)

@@ -38,7 +38,7 @@ class OpenNodes:
 
     def take(self, suits: Callable[[Outcome], bool]) -> Outcome:
         """Remove and return a node that suits; if none does, the node of least bound."""
-        entry = next((one for one in self._heap if suits(one[2])), self._heap[0])
+        entry = next((candidate for candidate in self._heap if suits(candidate[2])), self._heap[0])
         self._heap.remove(entry)
         heapify(self._heap)
         return entry[2]

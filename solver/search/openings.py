@@ -21,8 +21,8 @@ class Openings:
     """The 0/1 variables of a program that say whether a bucket is open (`solver.linear.records.Opened`)."""
 
     def __init__(self, program: Program) -> None:
-        self._numbers = np.array([one.variable for one in program.opened], dtype=np.int64)
-        self._latencies = np.array([one.many * program.cost[one.missing] for one in program.opened])
+        self._numbers = np.array([bucket.variable for bucket in program.opened], dtype=np.int64)
+        self._latencies = np.array([bucket.latencies * program.cost[bucket.missing] for bucket in program.opened])
 
     def split(self, node: Outcome) -> tuple[Bounds, Bounds] | None:
         """The two parts of a relaxation's box, the likelier one first; None if no bucket of weight is open in part."""
@@ -35,5 +35,5 @@ class Openings:
         if lost[at] <= _MIN_UNPAID_SHARE * abs(node.objective):
             return None
         ends = (1.0, 0.0) if values[at] > 1 / 2 else (0.0, 1.0)
-        one, other = ({**node.counts, int(self._numbers[at]): (end, end)} for end in ends)
-        return one, other
+        likelier, other = ({**node.counts, int(self._numbers[at]): (end, end)} for end in ends)
+        return likelier, other

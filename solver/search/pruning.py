@@ -72,16 +72,16 @@ class Pruner:
 
     def choice_bounds(self, problem: Problem) -> Sequence[Array]:
         """For each op, an array over its choices: a lower bound in seconds on all plans that make the choice."""
-        return self._known(problem).least
+        return self._climbed_network(problem).least
 
     def best_and_stored(self, problem: Problem) -> ChoiceSubset:
         """The choices of least bound of each op, and all choices of parameters (how they are stored)."""
         bounds, stored = self.choice_bounds(problem), (problem.memory.is_parameter(op.node) for op in problem.ops)
-        return [(some == some.min()) | mine for some, mine in zip(bounds, stored, strict=True)]
+        return [(bound == bound.min()) | mine for bound, mine in zip(bounds, stored, strict=True)]
 
     def bound(self, problem: Problem) -> float:
         """A lower bound in seconds on all plans."""
-        return self._known(problem).bound
+        return self._climbed_network(problem).bound
 
     def free(self, problem: Problem, time_limit: float) -> Found:
         """The fastest plan without a budget. The model may be a restricted one, but the status and bound of the outcome
@@ -89,15 +89,15 @@ class Pruner:
         choices, end = self.choices(problem), cpu_seconds() + time_limit
         if choices.count_flows(choices.all) <= _MAX_FLOWS_ALL_CHOICES:
             return self._all(problem, time_limit)
-        network = self._known(problem)
-        required: ChoiceSubset = [some == some.min() for some in network.least]
+        network = self._climbed_network(problem)
+        required: ChoiceSubset = [least == least.min() for least in network.least]
         best: Found | None = None
         bound, highest = network.bound, math.inf
         if choices.count_flows(required) > _MAX_FLOWS_CHEAPEST:
             best = self._decoded(problem, network, max(end - cpu_seconds(), 0.0))
             if best is not None:
                 required, highest = chosen(*best, problem), best[1].objective * (1 + EPSILON)
-        for most, more in zip(_MAX_FLOWS_RESTRICTED, (*_MAX_FLOWS_RESTRICTED[1:], math.inf), strict=True):
+        for most, next_most in zip(_MAX_FLOWS_RESTRICTED, (*_MAX_FLOWS_RESTRICTED[1:], math.inf), strict=True):
             if best is not None and (cpu_seconds() > end or self.is_near(best[1], bound)):
                 break
             kept, limit = choices.up_to(network.least, required, most, highest)
@@ -109,15 +109,19 @@ class Pruner:
             with suppress(InfeasibleError, *(OUT_OF_RESOURCES if best is not None else [])):
                 model = Model(restricted_to(problem, kept), tables=self.tables)
                 start = self.completed(model, best) if best is not None else None
-                left, took = max(end - cpu_seconds(), 0.0), 0.0
+                remaining, took = max(end - cpu_seconds(), 0.0), 0.0
                 if best is not None:  # the relaxation may take all the time, as its bound is of use
                     price(model)
-                    if model.program.root(self.solver, left).status == "stopped":
+                    if model.program.root(self.solver, remaining).status == "stopped":
                         break
-                    took, left = left - max(end - cpu_seconds(), 0.0), max(end - cpu_seconds(), 0.0)
-                is_last = more == math.inf or limit >= highest or took * more / most > _NEXT_RELAXATION_SHARE * left
-                seconds = left if is_last else _EARLY_TRY_SHARE * left
-                outcome = run(model, self.solver, seconds, self.gap, patience=patience_of(left), best=start)
+                    took, remaining = remaining - max(end - cpu_seconds(), 0.0), max(end - cpu_seconds(), 0.0)
+                is_last = (
+                    next_most == math.inf
+                    or limit >= highest
+                    or took * next_most / most > _NEXT_RELAXATION_SHARE * remaining
+                )
+                seconds = remaining if is_last else _EARLY_TRY_SHARE * remaining
+                outcome = run(model, self.solver, seconds, self.gap, patience=patience_of(remaining), best=start)
                 if len(outcome.values):
                     bound = max(bound, min(outcome.bound, limit * (1 - EPSILON)))
                     if best is None or outcome.objective < best[1].objective:
@@ -139,19 +143,19 @@ class Pruner:
             return (model, outcome) if len(outcome.values) else None
         return None
 
-    def completed(self, model: Model, known: Found) -> Outcome | None:
+    def completed(self, model: Model, plan: Found) -> Outcome | None:
         """A plan of another model as a solution of this `model`, which has at least the plan's choices."""
         price(model)
         values = np.zeros(len(model.program.names))
-        for variables, mine in zip(model.x, chosen(*known, model.problem), strict=True):
+        for variables, mine in zip(model.x, chosen(*plan, model.problem), strict=True):
             values[variables] = mine
-        return completed(model.program, self.solver, values, fixed_counts(*known, model))
+        return completed(model.program, self.solver, values, fixed_counts(*plan, model))
 
     def _all(self, problem: Problem, time_limit: float) -> Found:
         model = Model(problem, tables=self.tables)
         return model, run(model, self.solver, time_limit, self.gap)
 
-    def _known(self, problem: Problem) -> Network:
+    def _climbed_network(self, problem: Problem) -> Network:
         if self._network is None:
             self._network = Network(problem, self.tables)
             self._network.climb()

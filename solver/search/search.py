@@ -31,7 +31,7 @@ from autopar.solver.search import incumbent
 from autopar.solver.search.branching import Branching
 from autopar.solver.search.shrunk import Shrunk, part_of, within
 
-_ROOT_GAP = 4e-3  # the root relaxation may stop this far below its optimum (relative)
+_ROOT_GAP = 4e-3  # relative; the root relaxation may stop this far below its optimum: sooner, with a weaker bound
 _PART_MARGINS = 1e-2, 4e-2, math.inf  # successive cost limits of the parts searched, relative above the relaxation
 _NEAR_PART_SHARE = 0.4  # of the time left, for one part of solutions near the relaxation, if only a far one is known
 _EPSILON = 1e-9  # relative error allowed for floating point
@@ -64,11 +64,14 @@ def search(
     """
     patience = patience_of(time_limit) if patience is None else patience
     clock = Clock(time_limit, patience)
-    found = _near_no_budget(program, solver, gap, clock) if first is None else None
-    if found is not None:
-        return found
-    left, close = patience - clock.gone if best is None else clock.left(True), _ROOT_GAP if program.counts else None
-    root = program.root(solver, left, time_limit / 2, close=close, first=first)
+    outcome = _near_no_budget(program, solver, gap, clock) if first is None else None
+    if outcome is not None:
+        return outcome
+    remaining, close = (
+        patience - clock.elapsed if best is None else clock.remaining(True),
+        _ROOT_GAP if program.counts else None,
+    )
+    root = program.root(solver, remaining, time_limit / 2, close=close, first=first)
     if best is not None and root.status in ("stopped", "infeasible"):  # infeasible by HiGHS's tolerance alone
         return replace(best, status="feasible", bound=-math.inf)
     if root.status == "stopped":
@@ -92,7 +95,7 @@ def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> 
     if budget is None or not program.counts or is_small or not is_highs(solver):
         return None
     free = {budget: (program.lower[budget], math.inf)}
-    rough = program.relax(solver, clock.patience - clock.gone, free, clock.limit / 2, close=math.inf)
+    rough = program.relax(solver, clock.patience - clock.elapsed, free, clock.limit / 2, close=math.inf)
     if rough.status != "optimal":
         return None
     choices, basis = program.matrix().integer, None
@@ -102,17 +105,17 @@ def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> 
         if choices[kept].sum() > most * choices.sum():
             return None
         part = part_of(program, kept)
-        root = _rooted(part, basis, solver, clock.patience - clock.gone, clock, close=_ROOT_GAP)
+        root = _rooted(part, basis, solver, clock.patience - clock.elapsed, clock, close=_ROOT_GAP)
         if root.status != "optimal" or root.basis is None:
             return None
         basis = part.of_whole(root.basis)
         if root.objective + _PART_MARGINS[0] * abs(root.objective) <= limit:
             break
         limit = max(limit, root.objective + _NEXT_BUDGET_MARGIN * abs(root.objective))
-    found = _by_parts(part.program, root, solver, gap, clock)
-    if not len(found.values) or found.objective > limit:
+    outcome = _by_parts(part.program, root, solver, gap, clock)
+    if not len(outcome.values) or outcome.objective > limit:
         return None
-    return _judged(_of_whole(program, kept, found, limit), gap)
+    return _judged(_of_whole(program, kept, outcome, limit), gap)
 
 
 def _by_parts(
@@ -123,57 +126,57 @@ def _by_parts(
     If the `best` known solution is far above the relaxation, most variables can be part of a better one. So parts near
     the relaxation are searched first, each for a share of the time.
     """
-    given, highest = best, math.inf if best is None else best.objective * (1 + _EPSILON)
+    given_best, highest = best, math.inf if best is None else best.objective * (1 + _EPSILON)
     near = [root.objective + margin * abs(root.objective) for margin in _PART_MARGINS]
     limit = least = -math.inf
     while True:
-        limit = min((one for one in near if limit < one < highest), default=highest)
+        limit = min((candidate for candidate in near if limit < candidate < highest), default=highest)
         kept, is_near = within(program, root, limit), best is not None and limit < highest
         if len(kept) > max(incumbent.MAX_SMALL_PROGRAM, _MAX_PART_SHARE * len(program.names)):
             return _judged(Branching(program, solver, gap, clock, best).run(root), gap, least)
         part = part_of(program, kept)
-        known, own = best, clock
+        start, own = best, clock
         if is_near:
-            own = Clock(*[_NEAR_PART_SHARE * clock.left(True)] * 2)
-            if best is given or not _has(part, best):  # with a far one, boxes are cut before HiGHS tries them
-                known = None
+            own = Clock(*[_NEAR_PART_SHARE * clock.remaining(True)] * 2)
+            if best is given_best or not _contains(part, best):  # with a far one, boxes are cut before HiGHS tries them
+                start = None
         try:
-            found = _of_part(part, root.basis, known, solver, gap, own, limit)
+            outcome = _of_part(part, root.basis, start, solver, gap, own, limit)
         except TimeLimitError:
             if not is_near:
                 raise
-            found = Outcome("stopped", NONE, math.inf, -math.inf)
-        least = max(least, min(found.bound, limit))
-        if len(found.values) and (best is None or not is_near or found.objective < best.objective):
+            outcome = Outcome("stopped", NONE, math.inf, -math.inf)
+        least = max(least, min(outcome.bound, limit))
+        if len(outcome.values) and (best is None or not is_near or outcome.objective < best.objective):
             near = [] if best is None else near
-            best = _of_whole(program, kept, found, limit)
+            best = _of_whole(program, kept, outcome, limit)
             judged = _judged(best, gap, least)
-            if judged.status == "optimal" or (limit >= best.objective and not is_near) or clock.left(True) <= 0:
+            if judged.status == "optimal" or (limit >= best.objective and not is_near) or clock.remaining(True) <= 0:
                 return judged
             highest = best.objective * (1 + _EPSILON)
         elif limit == math.inf:
-            return found
+            return outcome
 
 
-def _has(part: Shrunk, found: Outcome | None) -> bool:
+def _contains(part: Shrunk, solution: Outcome | None) -> bool:
     """Whether a part contains a solution of its program."""
-    return found is not None and bool(np.isin(np.flatnonzero(found.values), part.columns).all())
+    return solution is not None and bool(np.isin(np.flatnonzero(solution.values), part.columns).all())
 
 
-def _of_whole(program: Program, kept: Array, found: Outcome, limit: float) -> Outcome:
+def _of_whole(program: Program, kept: Array, solution: Outcome, limit: float) -> Outcome:
     """A solution of a part as one of the program; its bound is at most the limit, up to which the part is complete."""
     values = np.zeros(len(program.names))
-    values[kept] = found.values
-    return replace(found, values=values, bound=min(found.bound, limit))
+    values[kept] = solution.values
+    return replace(solution, values=values, bound=min(solution.bound, limit))
 
 
-def _judged(found: Outcome, gap: float, least: float = -math.inf) -> Outcome:
+def _judged(outcome: Outcome, gap: float, least: float = -math.inf) -> Outcome:
     """A solution with the better of its bound and another one, `least`, and the status that follows."""
-    if not len(found.values):
-        return found
-    found = replace(found, bound=min(max(found.bound, least), found.objective))
-    near = found.bound >= found.objective - gap * abs(found.objective)
-    return replace(found, status="optimal" if near else "feasible")
+    if not len(outcome.values):
+        return outcome
+    outcome = replace(outcome, bound=min(max(outcome.bound, least), outcome.objective))
+    near = outcome.bound >= outcome.objective - gap * abs(outcome.objective)
+    return replace(outcome, status="optimal" if near else "feasible")
 
 
 def _of_part(
@@ -187,24 +190,26 @@ def _of_part(
 ) -> Outcome:
     """The best solution of a part of a program, if it is within the limit. The part contains the solution `best` of the
     whole program, if that is given; `basis`: of the whole program's relaxation."""
-    known = None if best is None else replace(best, values=best.values[part.columns])
-    if known is not None and clock.left(True) <= 0:
-        return replace(known, status="feasible")
-    left = clock.patience - clock.gone if known is None else clock.left(True)  # a first solution may use all patience
-    root = _rooted(part, basis, solver, left, clock)
+    start = None if best is None else replace(best, values=best.values[part.columns])
+    if start is not None and clock.remaining(True) <= 0:
+        return replace(start, status="feasible")
+    remaining = (
+        clock.patience - clock.elapsed if start is None else clock.remaining(True)
+    )  # a first solution may use all patience
+    root = _rooted(part, basis, solver, remaining, clock)
     if root.status == "optimal":
-        return Branching(part.program, solver, gap, clock, known, limit).run(root)
-    if known is not None:  # nothing better is in this part, or it takes too long to tell
-        return replace(known, status="feasible", bound=math.inf if root.status == "infeasible" else known.bound)
+        return Branching(part.program, solver, gap, clock, start, limit).run(root)
+    if start is not None:  # nothing better is in this part, or it takes too long to tell
+        return replace(start, status="feasible", bound=math.inf if root.status == "infeasible" else start.bound)
     if root.status == "stopped":
         raise clock.too_short()
     return root
 
 
 def _rooted(
-    part: Shrunk, basis: Basis | None, solver: str, left: float, clock: Clock, close: float | None = None
+    part: Shrunk, basis: Basis | None, solver: str, seconds: float, clock: Clock, close: float | None = None
 ) -> Outcome:
-    """The relaxation of a part, started from a basis of the whole program if given, in at most `left` seconds."""
+    """The relaxation of a part, started from a basis of the whole program if given, in at most these `seconds`."""
     program, start = part.program, None if basis is None else part.basis(basis)
     everything = len(program.names) <= incumbent.MAX_SMALL_PROGRAM and close is None
-    return program.relax(solver, left, {}, clock.limit / 2, everything=everything, close=close, basis=start)
+    return program.relax(solver, seconds, {}, clock.limit / 2, everything=everything, close=close, basis=start)

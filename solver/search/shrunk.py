@@ -71,18 +71,18 @@ def part_of(program: Program, kept: Array) -> Shrunk:
     place = np.cumsum(inside) - 1
     matrix = program.matrix()
     matrix.bound({})  # its values are then those of the program's own bounds
-    some = np.flatnonzero(inside[matrix.column])
-    row, column, value = matrix.row[some], matrix.column[some], matrix.value[some]
+    entries_inside = np.flatnonzero(inside[matrix.column])
+    row, column, value = matrix.row[entries_inside], matrix.column[entries_inside], matrix.value[entries_inside]
     needed = (matrix.least > 0) | (matrix.most < 0)
     needed[row] = True
-    for one in program.implied_rows:
-        needed[one.rows[~inside[one.child]]] = False
+    for implied in program.implied_rows:
+        needed[implied.rows[~inside[implied.child]]] = False
     for product in program.products:
-        gone = ~inside[product.z]
-        needed[product.rows[gone]] = needed[product.floors[gone]] = False
+        outside = ~inside[product.z]
+        needed[product.rows[outside]] = needed[product.floors[outside]] = False
     line = np.cumsum(needed) - 1
-    entries, there = Entries(), needed[row]
-    entries.many(line[row[there]], place[column[there]], value[there])
+    entries, in_part = Entries(), needed[row]
+    entries.add(line[row[in_part]], place[column[in_part]], value[in_part])
     part = Program(
         names=[program.names[v] for v in kept],
         lower=array("d", matrix.lower[kept].tobytes()),
@@ -100,7 +100,7 @@ def part_of(program: Program, kept: Array) -> Shrunk:
         products=[_product(product, inside, place, line) for product in program.products],
         flows=[_flows(flows, inside, place, line) for flows in program.flows],
         opened=[Opened(int(place[b]), int(place[e]), n) for b, e, n in program.opened if inside[b]],
-        implied_rows=[_implied(one, inside, place, line) for one in program.implied_rows],
+        implied_rows=[_implied(implied, inside, place, line) for implied in program.implied_rows],
     )
     return Shrunk(part, kept, np.flatnonzero(needed))
 
@@ -122,9 +122,9 @@ def _flows(flows: Flows, inside: Array, place: Array, line: Array) -> Flows:
     return Flows(place[flows.variables[mine]], line[flows.source_rows[mine]], line[flows.target_rows[mine]])
 
 
-def _implied(one: Implied, inside: Array, place: Array, line: Array) -> Implied:
-    mine = inside[one.child]
-    return Implied(line[one.rows[mine]], place[one.child[mine]], place[one.parent[mine]], one.is_bare)
+def _implied(implied: Implied, inside: Array, place: Array, line: Array) -> Implied:
+    mine = inside[implied.child]
+    return Implied(line[implied.rows[mine]], place[implied.child[mine]], place[implied.parent[mine]], implied.is_bare)
 
 
 def _product(product: CountProducts, inside: Array, place: Array, line: Array) -> CountProducts:
@@ -144,17 +144,17 @@ def _product(product: CountProducts, inside: Array, place: Array, line: Array) -
 def without_zeros(matrix: Matrix, kept: Array, held: Array) -> Array:
     """`kept` without the variables that rows of right side 0 force to 0, over and over; those `held` stay."""
     kept = kept.copy()
-    some = np.flatnonzero(kept[matrix.column] & (matrix.value != 0))
-    row, column, positive = matrix.row[some], matrix.column[some], matrix.value[some] > 0
+    entries = np.flatnonzero(kept[matrix.column] & (matrix.value != 0))
+    row, column, positive = matrix.row[entries], matrix.column[entries], matrix.value[entries] > 0
     above, below = matrix.upper[column] > 0, matrix.lower[column] < 0
     up, down = np.where(positive, above, below), np.where(positive, below, above)
     while True:
         rises = np.bincount(row, up, minlength=matrix.lines) > 0
         falls = np.bincount(row, down, minlength=matrix.lines) > 0
         none_up, none_down = (matrix.least >= 0) & ~rises, (matrix.most <= 0) & ~falls
-        gone = ~held[column] & ((down & none_up[row]) | (up & none_down[row]))
-        if not gone.any():
+        forced = ~held[column] & ((down & none_up[row]) | (up & none_down[row]))
+        if not forced.any():
             return kept
-        kept[column[gone]] = False
-        there = kept[column]
-        row, column, up, down = row[there], column[there], up[there], down[there]
+        kept[column[forced]] = False
+        is_left = kept[column]
+        row, column, up, down = row[is_left], column[is_left], up[is_left], down[is_left]

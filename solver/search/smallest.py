@@ -40,7 +40,7 @@ _MAX_FLOWS = 4_000  # up to this size a program has all choices; a larger proble
 _MAX_FLOWS_BARE = 300_000  # of the model without memory of conversions; with more it would take minutes
 
 # Relative to a peak or a cost:
-_LEAST_PEAK_GAP = 5e-3  # gap to which the least peak of a large program is found
+_LEAST_PEAK_GAP = 5e-3  # gap to which the least peak of a large program is found: it is a figure of an error message
 # The first trial budget is a step away, each next one so many times as far; a step to the bound is enough:
 _BUDGET_STEP, _BUDGET_STEP_GROWTH = 1e-2, 4.0
 _TRIAL_PLAN_GAP = 5e-2  # gap of the plans of trial budgets: they only have to show that there is a plan
@@ -52,18 +52,18 @@ _MIN_FIRST_PATIENCE = 10.0  # seconds for a first plan of few choices, whatever 
 @dataclass(frozen=True)
 class _Seconds:
     """CPU seconds to minimise the peak of a program (`least`), to find any solution of it (`patience`), for the plan
-    of `each` trial budget, and for `all` trial budgets together."""
+    `per_search` of a trial budget, and for `all` trial budgets together."""
 
     least: float = 20.0
     patience: float = 60.0
-    each: float = 15.0
+    per_search: float = 15.0
     all: float = 45.0
 
     @classmethod
     def within(cls, time_limit: float) -> _Seconds:
         """The defaults if the time limit is a minute or more, else in proportion less."""
         whole, share = cls(), min(time_limit / _FULL_TIME_LIMIT, 1.0)
-        return cls(share * whole.least, share * whole.patience, share * whole.each, share * whole.all)
+        return cls(share * whole.least, share * whole.patience, share * whole.per_search, share * whole.all)
 
 
 @dataclass(frozen=True)
@@ -154,28 +154,28 @@ class LeastMemory:
 
         Raises TimeLimitError if no plan is found in time.
         """
-        known = self._soon
-        if known is not None and self._flows <= _MAX_FLOWS:
-            return replace(known, bound_bytes=min(max(known.bound_bytes, too_small), known.budget_bytes))
+        plan = self._soon
+        if plan is not None and self._flows <= _MAX_FLOWS:
+            return replace(plan, bound_bytes=min(max(plan.bound_bytes, too_small), plan.budget_bytes))
         bound, other = self._bare
         if bound == math.inf:
             return None
-        if other is not None and (known is None or other.budget_bytes < known.budget_bytes):
-            known = other
-        if known is None:
-            known = self._of_fastest()
+        if other is not None and (plan is None or other.budget_bytes < plan.budget_bytes):
+            plan = other
+        if plan is None:
+            plan = self._of_fastest()
         end, pruner = cpu_seconds() + self._seconds.all, replace(self.pruner, gap=_TRIAL_PLAN_GAP)
-        trials = _Trials(self.problem, pruner, max(bound, too_small) / UNIT, self._seconds.each, end)
-        known = trials.downwards(known or trials.upwards())
-        return replace(known, bound_bytes=min(trials.bound * UNIT, known.budget_bytes))
+        trials = _Trials(self.problem, pruner, max(bound, too_small) / UNIT, self._seconds.per_search, end)
+        plan = trials.downwards(plan or trials.upwards())
+        return replace(plan, bound_bytes=min(trials.bound * UNIT, plan.budget_bytes))
 
     def _of_fastest(self) -> Smallest | None:
         """The plan that is fastest without a budget, with the memory that it needs."""
         with suppress(InfeasibleError, TimeLimitError):
             pruner = replace(self.pruner, gap=_TRIAL_PLAN_GAP)
-            found = pruner.free(self.problem, self._seconds.each)
-            if len(found[1].values):
-                return _with_choices_of(self.problem, found, pruner.solver, pruner.gap, self._seconds)
+            fastest = pruner.free(self.problem, self._seconds.per_search)
+            if len(fastest[1].values):
+                return _with_choices_of(self.problem, fastest, pruner.solver, pruner.gap, self._seconds)
         return None
 
 
@@ -196,37 +196,37 @@ class _Trials:
         while low > 0 and cpu_seconds() < self.end:
             low *= 1 + away
             away *= _BUDGET_STEP_GROWTH
-            if (found := self._at(low)) is not None:
-                return found
+            if (plan := self._at(low)) is not None:
+                return plan
         raise TimeLimitError("no plan of about the least memory was found in time")
 
-    def downwards(self, known: Smallest) -> Smallest:
+    def downwards(self, plan: Smallest) -> Smallest:
         """Try budgets ever further below what the known plan needs while these have plans, then bisect between the last
         budget with a plan and the last without one (or without one in time)."""
         low, away = self.bound, _BUDGET_STEP
-        while cpu_seconds() < self.end and (high := known.budget_bytes / UNIT) > low * (1 + _BUDGET_STEP):
+        while cpu_seconds() < self.end and (high := plan.budget_bytes / UNIT) > low * (1 + _BUDGET_STEP):
             budget = max(high / (1 + away), math.sqrt(low * high))
             away *= _BUDGET_STEP_GROWTH
-            if (found := self._at(budget)) is not None:
-                known = found
+            if (smaller := self._at(budget)) is not None:
+                plan = smaller
             else:
                 low = budget
-        return self._from_afar(low, known)
+        return self._from_afar(low, plan)
 
-    def _from_afar(self, late: float, known: Smallest) -> Smallest:
+    def _from_afar(self, late: float, plan: Smallest) -> Smallest:
         """After a trial at the budget `late` ran out of time: try budgets ever further below it, until one is proven to
         have no plan, then bisect between the two to raise the bound."""
-        away, given = _BUDGET_STEP, self.bound
+        away, first_bound = _BUDGET_STEP, self.bound
         while cpu_seconds() < self.end and late > self.bound * (1 + _BUDGET_STEP):
             before = self.bound
-            budget = math.sqrt(before * late) if before > given else late / (1 + away)
+            budget = math.sqrt(before * late) if before > first_bound else late / (1 + away)
             away *= _BUDGET_STEP_GROWTH
             if budget <= before:
                 break
-            if (found := self._at(budget)) is not None:
-                return found
+            if (smaller := self._at(budget)) is not None:
+                return smaller
             late = budget if self.bound == before else late
-        return known
+        return plan
 
     def _at(self, budget: float) -> Smallest | None:
         """A plan under a budget; None if there is none (then the bound is raised) or none was found in time."""
@@ -241,14 +241,14 @@ class _Trials:
         return None
 
 
-def _with_choices_of(problem: Problem, found: Found, solver: str, gap: float, seconds: _Seconds) -> Smallest | None:
-    """The plan of the same choices and counts as `found`, whose model left out some memory, with the memory that it
-    really needs; None if that takes too long to find."""
-    model = Model(restricted_to(problem, chosen(*found, problem)))
+def _with_choices_of(problem: Problem, plan: Found, solver: str, gap: float, seconds: _Seconds) -> Smallest | None:
+    """The same choices and counts as a plan whose model left out some memory, with the memory that they really
+    need; None if that takes too long to find."""
+    model = Model(restricted_to(problem, chosen(*plan, problem)))
     program, peak = model.program, Rows(model, None).peak
     _only_peak_costs(model, peak)
     everything = np.arange(len(program.names))
-    outcome = program.integrate(solver, everything, seconds.each, gap, fixed_counts(*found, model))
+    outcome = program.integrate(solver, everything, seconds.per_search, gap, fixed_counts(*plan, model))
     return _as_smallest(model, _whole(program, outcome), 0.0) if len(outcome.values) else None
 
 

@@ -77,18 +77,18 @@ def fastest_within(
 
     Raises TimeLimitError if no plan is found in time.
     """
-    asked = _Search(pruner, problem, budget_bytes, time_limit, any_plan, small, bound)
-    if asked.flows <= MAX_FLOWS_ALL_CHOICES:
-        return asked.of_all_at_once()
-    return asked.of_restricted_before_all()
+    search = _Search(pruner, problem, budget_bytes, time_limit, any_plan, small, bound)
+    if search.flows <= MAX_FLOWS_ALL_CHOICES:
+        return search.of_all_at_once()
+    return search.of_restricted_before_all()
 
 
 def fastest_near(
-    pruner: Pruner, problem: Problem, budget_bytes: float, known: Found, seconds: float
+    pruner: Pruner, problem: Problem, budget_bytes: float, plan: Found, seconds: float
 ) -> tuple[Model, Outcome] | None:
     """A better plan near a known one, searched for some seconds and without a bound; None if the known plan violates
     the memory rows."""
-    model, best = _beside(pruner, problem, budget_bytes, known)
+    model, best = _model_of(pruner, problem, budget_bytes, plan)
     return (model, run_near(model, best, pruner.solver, pruner.gap, seconds)) if best is not None else None
 
 
@@ -116,14 +116,14 @@ class _Search:
         self.flows = self.choices.count_flows(self.choices.all)
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         return max(self.end - cpu_seconds(), 0.0)
 
     def patience(self) -> float | None:
         """How many seconds a first plan may take; None: as many as `search` gives it by default. It is the time left
         if any plan will do, or if a plan of little memory is known, which does not fit."""
         if self.best is None and (self.any_plan or (self.small is not None and self.small.is_known)):
-            return self.left
+            return self.remaining
         return None
 
     def _for_faster(self, seconds: float) -> float:
@@ -133,16 +133,16 @@ class _Search:
     def of_all_at_once(self) -> tuple[Model, Outcome, bool]:
         model = self._model(self.problem)
         if self.small is None:
-            return model, self._run(model, self.left, patience=self.patience()), True
+            return model, self._run(model, self.remaining, patience=self.patience()), True
         with suppress(TimeLimitError):
-            return model, self._run(model, self.left, patience=_RESTRICTED_SHARE * self.left), True
-        known = self.small.fitting(self.budget_bytes)
-        start = self.pruner.completed(model, known) if known is not None else None
+            return model, self._run(model, self.remaining, patience=_RESTRICTED_SHARE * self.remaining), True
+        small_plan = self.small.fitting(self.budget_bytes)
+        start = self.pruner.completed(model, small_plan) if small_plan is not None else None
         if start is not None:
-            return model, self._run(model, self._for_faster(self.left), best=start), True
+            return model, self._run(model, self._for_faster(self.remaining), best=start), True
         if self.small.is_too_small(self.budget_bytes):
             return model, _NONE_FITS, True
-        return model, self._run(model, self.left, patience=self.patience()), True
+        return model, self._run(model, self.remaining, patience=self.patience()), True
 
     def of_restricted_before_all(self) -> tuple[Model, Outcome, bool]:
         bounds, required = self.pruner.choice_bounds(self.problem), self.pruner.best_and_stored(self.problem)
@@ -151,7 +151,7 @@ class _Search:
         if self.best is None and self.small is not None:
             plan = self.small.fitting(self.budget_bytes)
             self.best = self._faster(plan) if plan is not None else None
-            if self.best is not None and (not is_all or not self.left):
+            if self.best is not None and (not is_all or not self.remaining):
                 return self._judged(self.best, False)
             if self.best is None and not is_all and self.small.is_too_small(self.budget_bytes):
                 return self._model(restricted_to(self.problem, required)), _NONE_FITS, True
@@ -166,7 +166,7 @@ class _Search:
         for most in _MAX_FLOWS_RESTRICTED:
             kept, limit = self.choices.up_to(bounds, required, most, math.inf)
             is_last = not is_all and most == _MAX_FLOWS_RESTRICTED[-1]
-            seconds, gap = self.left, self.pruner.gap
+            seconds, gap = self.remaining, self.pruner.gap
             if not is_last:
                 seconds, gap = _RESTRICTED_SHARE * seconds, max(gap, _RESTRICTED_GAP)
             waits = self.patience() if is_last and self.small is None else seconds
@@ -175,18 +175,18 @@ class _Search:
                 model = self._model(restricted_to(self.problem, kept))
                 start = self.pruner.completed(model, before) if before is not None else None
                 try:
-                    found = self._run(model, seconds, gap, patience=waits, best=start)
+                    outcome = self._run(model, seconds, gap, patience=waits, best=start)
                 except TimeLimitError as error:
                     if before is not None:
                         raise
                     self.late = error
                     continue
-                if len(found.values):
-                    self.best = model, found
-                    self.bound = max(self.bound, min(found.bound, limit * (1 - EPSILON)))
-                    mine = chosen(model, found, self.problem)
-                    required = [one | other for one, other in zip(required, mine, strict=True)]
-                    if is_all or self.any_plan or self.pruner.is_near(found, self.bound):
+                if len(outcome.values):
+                    self.best = model, outcome
+                    self.bound = max(self.bound, min(outcome.bound, limit * (1 - EPSILON)))
+                    mine = chosen(model, outcome, self.problem)
+                    required = [before_choices | other for before_choices, other in zip(required, mine, strict=True)]
+                    if is_all or self.any_plan or self.pruner.is_near(outcome, self.bound):
                         break
         return required
 
@@ -194,7 +194,7 @@ class _Search:
         """Solve the program of all choices that a plan better than the best known one can use."""
         best = self.best
         limit = best[1].objective * (1 + EPSILON) if best is not None else math.inf
-        kept = [(some <= limit) | mine for some, mine in zip(bounds, required, strict=True)]
+        kept = [(bound <= limit) | mine for bound, mine in zip(bounds, required, strict=True)]
         if best is not None and (
             self.any_plan
             or self.pruner.is_near(best[1], self.bound)
@@ -206,27 +206,27 @@ class _Search:
         with suppress(*([MemoryError] if best is not None else [])):
             model = self._model(restricted_to(self.problem, kept))
             start = self.pruner.completed(model, best) if best is not None else None
-            some, _ = self.choices.up_to(bounds, required, _MAX_FLOWS_RESTRICTED[-1], limit)
-            first = flows_between(model, [mine[there] for mine, there in zip(some, kept, strict=True)])
-            outcome = self._run(model, self.left, patience=self.patience(), best=start, first=first)
+            bound, _ = self.choices.up_to(bounds, required, _MAX_FLOWS_RESTRICTED[-1], limit)
+            first = flows_between(model, [mine[is_kept] for mine, is_kept in zip(bound, kept, strict=True)])
+            outcome = self._run(model, self.remaining, patience=self.patience(), best=start, first=first)
             self.bound = max(self.bound, min(outcome.bound, limit * (1 - EPSILON)))
             return self._judged((model, outcome), True) if len(outcome.values) else (model, outcome, True)
         assert best is not None
         return self._judged(best, False)
 
-    def _faster(self, known: Found) -> Found | None:
+    def _faster(self, plan: Found) -> Found | None:
         """The fastest plan found in some seconds among few choices and those of a known plan, which may be slow; None
         if the known plan violates the memory rows."""
-        seconds = self._for_faster(_RESTRICTED_SHARE * self.left)
-        model, best = _beside(self.pruner, self.problem, self.budget_bytes, known)
+        seconds = self._for_faster(_RESTRICTED_SHARE * self.remaining)
+        model, best = _model_of(self.pruner, self.problem, self.budget_bytes, plan)
         if best is None:
             return None
         with suppress(TimeLimitError):
             return model, self._run(model, seconds, max(self.pruner.gap, _RESTRICTED_GAP), best=best)
         return model, run_near(model, best, self.pruner.solver, self.pruner.gap, NEIGHBOURHOOD_SHARE * seconds)
 
-    def _judged(self, found: Found, is_all: bool) -> tuple[Model, Outcome, bool]:
-        model, outcome = found
+    def _judged(self, plan: Found, is_all: bool) -> tuple[Model, Outcome, bool]:
+        model, outcome = plan
         return model, self.pruner.judged(outcome, self.bound), is_all
 
     def _model(self, problem: Problem) -> Model:
@@ -246,16 +246,16 @@ class _Search:
         return run(model, self.pruner.solver, seconds, near, patience=patience, best=best, first=first)
 
 
-def _beside(pruner: Pruner, problem: Problem, budget_bytes: float, known: Found) -> tuple[Model, Outcome | None]:
+def _model_of(pruner: Pruner, problem: Problem, budget_bytes: float, plan: Found) -> tuple[Model, Outcome | None]:
     """A model of few choices and those of a known plan, and this plan as its solution; None for the latter if the plan
     violates the memory rows."""
     choices = pruner.choices(problem)
     kept = choices.all
     if choices.count_flows(kept) > MAX_FLOWS_ALL_CHOICES:
-        bounds, required = pruner.choice_bounds(problem), chosen(*known, problem)
+        bounds, required = pruner.choice_bounds(problem), chosen(*plan, problem)
         kept, _ = choices.up_to(bounds, required, _MAX_FLOWS_RESTRICTED[-1], math.inf)
     model = _with_rows(pruner, restricted_to(problem, kept), budget_bytes)
-    return model, pruner.completed(model, known)
+    return model, pruner.completed(model, plan)
 
 
 def _with_rows(pruner: Pruner, problem: Problem, budget_bytes: float) -> Model:

@@ -23,10 +23,10 @@ from autopar.solver.search.choices import Choices
 from autopar.solver.search.shrunk import held_of, without_zeros
 
 NEIGHBOURHOOD_SHARE = 1 / 6  # share of a search's time limit that the neighbourhood search may take
-_WINDOW_SHARE = 1 / 4  # a window has at most this share of the ops
+_WINDOW_SHARE = 1 / 4  # a window has at most this share of the ops: a wider one improves more, and takes longer
 _WINDOW_VARIABLES = 10_000  # in a large program a window has fewer ops: such that about so many variables are left
 _COMPLETION_SECONDS = 60.0  # limit for completing a solution of fixed choices and counts, which takes almost no time
-_TURN_SHARE = 1 / 4  # a window may take at most this share of the seconds
+_TURN_SHARE = 1 / 4  # a window may take at most this share of the seconds, so that some others get their turn
 
 
 def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: float) -> Outcome:
@@ -40,29 +40,29 @@ def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: 
     for are_fixed in (True, False) if counts else (False,):
         in_vain = 0
         for first in itertools.cycle(starts):
-            left = end - cpu_seconds()
-            if left <= 0 or in_vain == len(starts):
+            remaining = end - cpu_seconds()
+            if remaining <= 0 or in_vain == len(starts):
                 break
             bounds: Bounds = {v: (round(best.values[v]),) * 2 for v in counts} if are_fixed else {}
             window = (np.arange(choices.groups) - first) % choices.groups < size
             kept = _around(program, choices, best, window, bounds)
             cutoff = best.objective - gap * abs(best.objective)
-            turn = min(left, _TURN_SHARE * seconds)
+            turn = min(remaining, _TURN_SHARE * seconds)
             # HiGHS's aggregator ignores the time limit: it took a minute on ALBERT's windows (few rows, many columns)
-            found = program.integrate(solver, kept, turn, gap, bounds, cutoff=cutoff, aggregates=False)
+            outcome = program.integrate(solver, kept, turn, gap, bounds, cutoff=cutoff, aggregates=False)
             in_vain += 1
-            if len(found.values) and found.objective < cutoff:
-                best, in_vain = replace(best, values=found.values, objective=found.objective), 0
+            if len(outcome.values) and outcome.objective < cutoff:
+                best, in_vain = replace(best, values=outcome.values, objective=outcome.objective), 0
     return best
 
 
 def completed(program: Program, solver: str, values: Array, counts: Bounds) -> Outcome | None:
     """The solution with these values of the choices and these counts; None if there is none."""
     choices = Choices(program.matrix())
-    known = Outcome("feasible", values, math.inf, 0.0)
-    kept = _around(program, choices, known, np.zeros(choices.groups, dtype=bool), counts)
-    found = program.integrate(solver, kept, _COMPLETION_SECONDS, 0.0, counts)
-    return replace(found, counts={}) if len(found.values) else None
+    solution = Outcome("feasible", values, math.inf, 0.0)
+    kept = _around(program, choices, solution, np.zeros(choices.groups, dtype=bool), counts)
+    outcome = program.integrate(solver, kept, _COMPLETION_SECONDS, 0.0, counts)
+    return replace(outcome, counts={}) if len(outcome.values) else None
 
 
 def _around(program: Program, choices: Choices, best: Outcome, window: Array, bounds: Bounds) -> Array:

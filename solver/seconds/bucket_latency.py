@@ -67,12 +67,12 @@ class BucketLatency:
         parts, asks = shares.parts[at], shares.asks[at]
         buckets = self._buckets[phase, grouping.home(node)]
         for way in np.unique(ways[ways > 0]).tolist():
-            some = ways == way
-            one = buckets.setdefault(way, _Bucket(tensor))
-            one.parts.add(variables[some], parts[some])
-            one.most += float(parts[some].sum())
-            for asking in _apart(some & asks, np.nonzero(at)[1], uses):
-                one.asking[variables[asking].tobytes()] = variables[asking]
+            of_way = ways == way
+            bucket = buckets.setdefault(way, _Bucket(tensor))
+            bucket.parts.add(variables[of_way], parts[of_way])
+            bucket.most += float(parts[of_way].sum())
+            for asking in _apart(of_way & asks, np.nonzero(at)[1], uses):
+                bucket.asking[variables[asking].tobytes()] = variables[asking]
 
     def pay(self) -> None:
         """Add the rows of all buckets, and charge the missing latencies."""
@@ -101,4 +101,4 @@ def _apart(asks: Array, wanted: Array, uses: int) -> list[Array]:
     """The asking conversions as sets of which at most one runs: a single set if there is one use, which wants a single
     layout, else one set for each wanted layout."""
     sets = [asks] if uses == 1 else [asks & (wanted == layout) for layout in np.unique(wanted).tolist()]
-    return [one for one in sets if one.any()]
+    return [conversions for conversions in sets if conversions.any()]

@@ -45,7 +45,7 @@ def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
     conversions."""
     sharing = model.costs.shared(tensors)
     flows = [[model.flow(tensor, use) for use in tensor.uses] for tensor in tensors]
-    model.flows += [flow for some in flows for flow in some]
+    model.flows += [flow for of_tensor in flows for flow in of_tensor]
     whole = _on_one_grid(model, flows)
     for part in _parts(model, whole):
         shared = np.full(part[0].costly.shape, -1)
@@ -73,23 +73,23 @@ def _on_one_grid(model: Model, flows: Sequence[list[Flow]]) -> list[Paid]:
     """The flows of one source on the common grid of its ports and all wanted layouts."""
     first = flows[0][0]
     places: dict[Layout, int] = {}
-    for some in flows:
-        for flow in some:
+    for of_tensor in flows:
+        for flow in of_tensor:
             for layout in flow.wanted:
                 places.setdefault(layout, len(places))
     prices = model.costs.table(model.problem.ref(first.tensor)).prices([port for port, _ in first.ports], list(places))
     regathers = np.array([regather for _, regather in first.ports], dtype=bool)
-    found = []
-    for some in flows:
+    paid = []
+    for of_tensor in flows:
         grids = []
-        for flow in some:
+        for flow in of_tensor:
             grid = np.full((len(first.ports), len(places)), -1)
             grid[:, [places[layout] for layout in flow.wanted]] = flow.numbers
             grids.append(grid)
-        there = np.max(grids, axis=0) >= 0
-        forward, backward = np.where(there, prices.forward, 0.0), np.where(there, prices.backward, 0.0)
-        found.append(Paid(some, grids, forward, backward, regathers, prices.shares))
-    return found
+        exists = np.max(grids, axis=0) >= 0
+        forward, backward = np.where(exists, prices.forward, 0.0), np.where(exists, prices.backward, 0.0)
+        paid.append(Paid(of_tensor, grids, forward, backward, regathers, prices.shares))
+    return paid
 
 
 def _parts(model: Model, whole: Sequence[Paid]) -> list[Sequence[Paid]]:
@@ -101,20 +101,20 @@ def _parts(model: Model, whole: Sequence[Paid]) -> list[Sequence[Paid]]:
     problem = model.problem
     forward, backward = [], []
     for paid in whole:
-        loud = [
+        with_gradient = [
             (flow, numbers)
             for flow, numbers in zip(paid.flows, paid.numbers, strict=True)
             if gradient_enters(problem.memory, problem.ops[flow.use.op].node, problem.ref(flow.tensor))
         ]
-        flows, grids = [flow for flow, _ in loud], [numbers for _, numbers in loud]
-        there = np.max(grids, axis=0) >= 0 if grids else False
+        flows, grids = [flow for flow, _ in with_gradient], [numbers for _, numbers in with_gradient]
+        exists = np.max(grids, axis=0) >= 0 if grids else False
         none = np.zeros_like(paid.forward)
         forward.append(replace(paid, backward=none))
         backward.append(
-            replace(paid, flows=flows, numbers=grids, forward=none, backward=np.where(there, paid.backward, 0.0))
+            replace(paid, flows=flows, numbers=grids, forward=none, backward=np.where(exists, paid.backward, 0.0))
         )
-    quiet = any(len(mine.flows) < len(its.flows) for mine, its in zip(backward, whole, strict=True))
-    if not quiet or not any(paid.backward.any() for paid in whole):
+    any_without_gradient = any(len(mine.flows) < len(its.flows) for mine, its in zip(backward, whole, strict=True))
+    if not any_without_gradient or not any(paid.backward.any() for paid in whole):
         return [whole]
     return [forward, backward]
 

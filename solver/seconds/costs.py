@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autopar.cost.collectives import collective_seconds
+from autopar.cost.memory.optimizer_step import update_seconds
 from autopar.cost.traffic import needs_grad, reduction_dtype
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
@@ -59,10 +60,10 @@ class Costs:
 
     def by_source(self) -> list[list[Tensor]]:
         """The tensors grouped by source: one output of an op is several tensors if several stages read it."""
-        found: dict[tuple[int, int], list[Tensor]] = {}
+        groups: dict[tuple[int, int], list[Tensor]] = {}
         for tensor in self.problem.tensors:
-            found.setdefault((tensor.source, tensor.output), []).append(tensor)
-        return list(found.values())
+            groups.setdefault((tensor.source, tensor.output), []).append(tensor)
+        return list(groups.values())
 
     def shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Those of the tensors of one source whose uses outside segments share conversions; empty if none do."""
@@ -73,7 +74,7 @@ class Costs:
     def of_op(self, op: Op) -> tuple[Array, Array]:
         """By choice: seconds per step of all blocks, with the update of a parameter; and of one block's replay."""
         memory, cluster = self.problem.memory, self.problem.cluster
-        many, count = memory.micro_batches, self.count(op)
+        micro_batches, count = memory.micro_batches, self.count(op)
         seconds, forwards = np.zeros(len(op.choices)), np.zeros(len(op.choices))
         for i, choice in enumerate(op.choices):
             inner_forward, inner_backward = 0.0, 0.0
@@ -83,11 +84,10 @@ class Costs:
                     inner_forward += collective_seconds(inner.kind, inner.forward_bytes, axis)
                 if inner.backward_bytes and memory.train:
                     inner_backward += collective_seconds(inner.kind, inner.backward_bytes, axis)
-            forwards[i] = many * (choice.forward_seconds + inner_forward)
-            seconds[i] = count * (forwards[i] + many * (choice.backward_seconds + inner_backward))
+            forwards[i] = micro_batches * (choice.forward_seconds + inner_forward)
+            seconds[i] = count * (forwards[i] + micro_batches * (choice.backward_seconds + inner_backward))
             if memory.is_parameter(op.node):
-                traffic = memory.optimizer_traffic_bytes(op.node, choice.strategy.outputs[0])
-                seconds[i] += count * cluster.device.update_seconds(traffic)
+                seconds[i] += count * update_seconds(memory, op.node, choice.strategy.outputs[0], cluster.device)
         return seconds, forwards
 
     def ports(self, tensor: Tensor) -> dict[Port, list[int]]:
@@ -96,10 +96,10 @@ class Costs:
         choices, grad = self.problem.ops[tensor.source].choices, self.table(self.problem.ref(tensor)).needs_grad
         key = id(choices), tensor.output, grad
         if key not in self._ports:
-            found = self._ports.setdefault(key, {})
+            ports = self._ports.setdefault(key, {})
             for i, choice in enumerate(choices):
                 layout = choice.strategy.outputs[tensor.output]
-                found.setdefault((layout if grad else layout.value(), choice.regather), []).append(i)
+                ports.setdefault((layout if grad else layout.value(), choice.regather), []).append(i)
         return self._ports[key]
 
     def wanted(self, tensor: Tensor, use: Use) -> dict[Layout, list[int]]:
@@ -107,10 +107,10 @@ class Costs:
         choices, grad = self.problem.ops[use.op].choices, self.table(self.problem.ref(tensor)).needs_grad
         key = id(choices), use.index, grad
         if key not in self._wanted:
-            found = self._wanted.setdefault(key, {})
+            by_layout = self._wanted.setdefault(key, {})
             for i, choice in enumerate(choices):
                 layout = choice.strategy.inputs[use.index]
-                found.setdefault(layout if grad else layout.value(), []).append(i)
+                by_layout.setdefault(layout if grad else layout.value(), []).append(i)
         return self._wanted[key]
 
     def table(self, ref: TensorRef) -> PriceTable:
@@ -123,6 +123,6 @@ class Costs:
             grouping = self.problem.grouping if memory.is_parameter(ref.node) else None
             order = memory_order(tensor) if grouping is None else ()
             own = (*key, grouping.bucket_of(ref.node) if grouping else None, order)
-            made = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping, order, self.tables.routes)
-            self._tables[ref] = self.tables.prices.setdefault(own, made)
+            table = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping, order, self.tables.routes)
+            self._tables[ref] = self.tables.prices.setdefault(own, table)
         return self._tables[ref]

@@ -19,10 +19,10 @@ class Counts:
     def held(self, stage: int) -> list[tuple[Expression, int, int]]:
         """The expressions (of `StageBytes`) that sum up the bytes that blocks keep, each with the level from which on
         blocks count and the number of last blocks of that level that are left out, fewest first."""
-        data, many = self.stages[stage], self.problem.stages[stage].count
-        found = [(data.kept.all_blocks, 0, 0)]
-        found += [(target, level, 1) for level, target in enumerate(data.kept.but_last) if many > 1]
-        return [*found, (data.kept.but_last_two, 0, 2)] if many > 2 else found
+        data, blocks = self.stages[stage], self.problem.stages[stage].count
+        cases = [(data.kept.all_blocks, 0, 0)]
+        cases += [(target, level, 1) for level, target in enumerate(data.kept.but_last) if blocks > 1]
+        return [*cases, (data.kept.but_last_two, 0, 2)] if blocks > 2 else cases
 
     def least(self, level: int, left_out: int) -> float:
         """The least value of a count: if no block is at a level, the count without that level's last block is -1."""
@@ -35,38 +35,38 @@ class Counts:
         variable = self.model.x[saver.op][choice]
         if saver.end and start >= saver.end:
             return {}
-        found: Expression = {}
+        blocks: Expression = {}
         if start:
-            found[int(self.model.z(saver.op, start)[choice])] = 1.0
+            blocks[int(self.model.z(saver.op, start)[choice])] = 1.0
         else:
-            found[variable] = float(self.model.costs.count(op))
+            blocks[variable] = float(self.model.costs.count(op))
         if saver.end:
-            found[int(self.model.z(saver.op, saver.end)[choice])] = -1.0
+            blocks[int(self.model.z(saver.op, saver.end)[choice])] = -1.0
         if saver.start <= level:
-            add(found, variable, -float(left_out))
-        return found
+            add(blocks, variable, -float(left_out))
+        return blocks
 
     def of(self, saver: Saver, level: int, left_out: int) -> Expression:
         """The sum of `of_choice` over all choices of a saver."""
-        found: Expression = {}
+        total: Expression = {}
         for i in saver.choices:
             for variable, coefficient in self.of_choice(saver, i, level, left_out).items():
-                add(found, variable, coefficient)
-        return found
+                add(total, variable, coefficient)
+        return total
 
     def uses(self, saver: Saver) -> Expression:
         """An expression that is 1 if the op keeps the copy in blocks that do not recompute."""
         return dict.fromkeys((self.model.x[saver.op][i] for i in saver.choices), 1.0)
 
-    def some(self, savers: Sequence[Saver]) -> int:
+    def any_keeps(self, savers: Sequence[Saver]) -> int:
         """A variable that is at most 1, and 0 if none of these ops keeps the storage."""
-        one = self.program.variable("some")
+        any_keeps = self.program.variable("some")
         uses = [(v, -1.0) for saver in savers for v in self.uses(saver)]
-        self.program.at_most("some", [(one, 1.0), *uses], 0.0)
-        return one
+        self.program.at_most("some", [(any_keeps, 1.0), *uses], 0.0)
+        return any_keeps
 
-    def largest(self, name: str, one: Expression, least: Sequence[Expression]) -> None:
-        """Add rows by which the expression `one` is at least each of the expressions `least`."""
-        for terms in least:
+    def largest(self, name: str, upper_bound: Expression, expressions: Sequence[Expression]) -> None:
+        """Add rows by which the expression `upper_bound` is at least each of the `expressions`."""
+        for terms in expressions:
             if terms:
-                self.program.at_least(name, [*one.items(), *((v, -c) for v, c in terms.items())], 0.0)
+                self.program.at_least(name, [*upper_bound.items(), *((v, -c) for v, c in terms.items())], 0.0)

@@ -45,10 +45,10 @@ def run(
     return in_seconds(model, outcome)
 
 
-def run_near(model: Model, known: Outcome, solver: str, gap: float, seconds: float) -> Outcome:
+def run_near(model: Model, start: Outcome, solver: str, gap: float, seconds: float) -> Outcome:
     """A better solution near a known one of a priced model, searched for some seconds (`improved`), without a bound."""
-    known = replace(known, status="feasible", bound=0.0)
-    return in_seconds(model, improved(model.program, solver, gap, known, seconds))
+    start = replace(start, status="feasible", bound=0.0)
+    return in_seconds(model, improved(model.program, solver, gap, start, seconds))
 
 
 def price(model: Model) -> None:

@@ -30,11 +30,11 @@ class OpChoices:
     def of(self, node: fx.Node) -> tuple[Choice, ...]:
         """The choices of a node. Of strategies that differ only in seconds, the fastest is kept. A parameter whose
         gathered copy may be dropped and gathered again has each strategy with and without that."""
-        asked = self.restricted.regather.get(node)
-        regather = ((False, True) if asked is None else (asked,)) if self._may_regather(node) else (False,)
+        pinned = self.restricted.regather.get(node)
+        regather = ((False, True) if pinned is None else (pinned,)) if self._may_regather(node) else (False,)
         key = (self._form(node), regather)
         if key not in self._known:
-            self._known[key] = self._made(node, regather)
+            self._known[key] = self._choices(node, regather)
         return self._known[key]
 
     def _form(self, node: fx.Node) -> Hashable:
@@ -51,17 +51,20 @@ class OpChoices:
         biases = tuple(split_biases_of(node))
         return strategies, node.meta[COST], BIAS_OF in node.meta, biases, trained
 
-    def _made(self, node: fx.Node, regather: tuple[bool, ...]) -> tuple[Choice, ...]:
-        found: dict[tuple[object, ...], Choice] = {}
+    def _choices(self, node: fx.Node, regather: tuple[bool, ...]) -> tuple[Choice, ...]:
+        fastest: dict[tuple[object, ...], Choice] = {}
         for strategy in self.restricted.strategies[node]:
             forward, backward = seconds_of(self.memory, node, strategy, self.cluster)
             backward = backward if self.memory.train else 0.0
             for flag in regather:
                 choice = Choice(strategy, forward, backward, flag)
                 key = (strategy.inputs, strategy.outputs, strategy.local, flag)
-                if key not in found or forward + backward < found[key].forward_seconds + found[key].backward_seconds:
-                    found[key] = choice
-        return tuple(found.values())
+                if (
+                    key not in fastest
+                    or forward + backward < fastest[key].forward_seconds + fastest[key].backward_seconds
+                ):
+                    fastest[key] = choice
+        return tuple(fastest.values())
 
     def _may_regather(self, node: fx.Node) -> bool:
         """Whether some op saves the parameter for backward, so that it could be dropped and gathered again."""

@@ -35,7 +35,9 @@ class Overlap:
         movable = {axis: Movable(len(self.stretches)) for _, _, axis in self.model.movable}
         for (kind, c, axis), terms in self.model.movable.items():
             getattr(movable[axis], kind)[c] = _value(terms, values)
-        forward, backward = ([_value(terms, values) for terms in some] for some in (self.forward, self.backward))
+        forward, backward = (
+            [_value(terms, values) for terms in stretch_terms] for stretch_terms in (self.forward, self.backward)
+        )
         return hidden_seconds(self.stretches, list(movable.values()), forward, backward, self.micro_batches, self.part)
 
     def _compute(self) -> None:
@@ -66,11 +68,11 @@ class Overlap:
         before: list[int] = []
         for c, (stretch, (forward, backward)) in enumerate(zip(self.stretches, compute, strict=True)):
             own = 1 - 1 / (stretch.count * stretch.buckets)
-            for kind, behind, found in (("gathers", forward, hidden), ("again", backward, again)):
+            for kind, behind, hidden_parts in (("gathers", forward, hidden), ("again", backward, again)):
                 moved = self._saving(kind, c, axis)
                 if moved is not None and behind is not None and own:
                     limits = [[(moved, 1.0)], [(behind, self.micro_batches * own)]]
-                    found.append(self._least(limits))
+                    hidden_parts.append(self._least(limits))
             moved = self._saving("reductions", c, axis)
             if moved is not None:
                 sooner = [(b, 1.0) for b in before]
@@ -85,9 +87,11 @@ class Overlap:
                 )
             if backward is not None:
                 before.append(backward)
-        both = [*again, *([reduced] if reduced is not None else [])]
-        if both:
-            hidden.append(self._least([[(v, 1.0) for v in both], [(b, float(self.micro_batches)) for b in before]]))
+        moved_backward = [*again, *([reduced] if reduced is not None else [])]
+        if moved_backward:
+            hidden.append(
+                self._least([[(v, 1.0) for v in moved_backward], [(b, float(self.micro_batches)) for b in before]])
+            )
         return hidden
 
     def _saving(self, kind: str, c: int, axis: int) -> int | None:
@@ -101,21 +105,21 @@ class Overlap:
         terms = expression.terms(part / self.unit)
         if not len(terms[0]):
             return None
-        found = self._variable()
-        self.rows[key] = self.program.equal_to_sum("seconds", found, terms)
-        return found
+        variable = self._variable()
+        self.rows[key] = self.program.equal_to_sum("seconds", variable, terms)
+        return variable
 
     def _least(self, limits: Sequence[Sequence[tuple[int, float]]]) -> int:
         """A variable that is at most each of `limits`: their minimum, as the objective maximises it."""
-        found = self._variable()
+        least = self._variable()
         for limit in limits:
-            self.program.at_most("hidden", [(found, 1.0)] + [(v, -s) for v, s in limit], 0.0)
-        return found
+            self.program.at_most("hidden", [(least, 1.0)] + [(v, -s) for v, s in limit], 0.0)
+        return least
 
     def _sum(self, parts: Sequence[int]) -> int:
-        found = self._variable()
-        self.program.equal("hidden", [(found, 1.0)] + [(v, -1.0) for v in parts], 0.0)
-        return found
+        total = self._variable()
+        self.program.equal("hidden", [(total, 1.0)] + [(v, -1.0) for v in parts], 0.0)
+        return total
 
     def _variable(self) -> int:
         return self.program.variable("hidden", upper=None, whole=False)

@@ -76,10 +76,10 @@ class PriceTable:
 
     def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
         """Announce layouts whose prices will be asked for: layouts announced later make the table be computed anew."""
-        for known, some in ((self.sources, sources), (self.wanted, wanted)):
-            for layout in some:
-                if layout not in known:
-                    known[layout] = len(known)
+        for numbers, layouts in ((self.sources, sources), (self.wanted, wanted)):
+            for layout in layouts:
+                if layout not in numbers:
+                    numbers[layout] = len(numbers)
                     self._prices = None
 
     def prices(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
@@ -99,7 +99,7 @@ class PriceTable:
         rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
         at = np.ix_(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
         grids = zip(*(grid[at].tolist() for grid in self._transfer_paths), strict=True)
-        return [[TransferPath(*one) for one in zip(*row, strict=True)] for row in grids]
+        return [[TransferPath(*fields) for fields in zip(*row, strict=True)] for row in grids]
 
     def staged_bytes(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
         """The staging memory in bytes of conversions of an activation (`resharding.staging`), by source and wanted."""
@@ -136,7 +136,7 @@ class PriceTable:
             backward,
             forward_live.sum(axis=0).astype(np.int64),
             back_live.sum(axis=0).astype(np.int64),
-            paths.found,
+            paths.possible,
             None if self.grouping is None else shares_of(paths, self.ref, wanted, self.grouping, mesh),
         )
 
@@ -147,7 +147,7 @@ class PriceTable:
         each[:-1, :2] = self._parts(paths.axis, paths.forward, self.itemsize, calls)
         each[:-1, 2:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize, calls)
         by_axis = self._by_axis(paths.axis, each)
-        return [np.stack([_summed(one[:, kind], paths.numbers) for one in by_axis]) for kind in range(4)]
+        return [np.stack([_summed(figures[:, kind], paths.numbers) for figures in by_axis]) for kind in range(4)]
 
     def _by_axis(self, axes: Array, each: Array) -> list[Array]:
         """The figures of each step; by axis for parameters, whose collectives run on several axes at the same time."""
@@ -167,9 +167,9 @@ class PriceTable:
         sent[:-1] = np.where(reduces[:-1], paths.backward.elements, 0)
         scatters[:-1] = reduces[:-1] & (paths.backward.kind != KINDS.index("all_reduce"))
         for number, kind in enumerate(KINDS):
-            for sends, moves, given in ((paths.forward, handed > 0, came), (paths.backward, reduces, results)):
+            for sends, moves, elements in ((paths.forward, handed > 0, came), (paths.backward, reduces, results)):
                 at = np.flatnonzero(moves[:-1] & (sends.kind == number))
-                given[at] = RESULT[kind](sends.elements[at], ranks[at])
+                elements[at] = RESULT[kind](sends.elements[at], ranks[at])
             if kind in IN_ANOTHER_ORDER:
                 copied[np.flatnonzero(reduces[:-1] & (paths.backward.kind == number))] = True
         each = handed[paths.numbers]
@@ -186,18 +186,18 @@ class PriceTable:
 
     def _parts(self, axes: Array, sends: Sends, itemsize: int, calls: float) -> Array:
         """For each step: its seconds, and 1 if it is a collective."""
-        found = np.zeros((len(axes), 2))
+        figures = np.zeros((len(axes), 2))
         several = np.array([axis.size > 1 for axis in self.cluster.axes])
         at = np.flatnonzero((sends.kind >= 0) & several[axes])
         steps = np.stack([sends.kind[at], axes[at], sends.elements[at]])
         steps, places = np.unique(steps, axis=1, return_inverse=True)
-        found[at, 1] = 1.0
+        figures[at, 1] = 1.0
         each = [
             self._collective(KINDS[kind], self.cluster.axes[a], n * itemsize, calls) for kind, a, n in steps.T.tolist()
         ]
         if each:
-            found[at, 0] = np.array(each)[places.reshape(-1)]
-        return found
+            figures[at, 0] = np.array(each)[places.reshape(-1)]
+        return figures
 
     def _collective(self, kind: CollectiveKind, axis: Axis, size: int, calls: float) -> float:
         if self.grouping is None:
@@ -216,17 +216,17 @@ def _summed(each: Array, numbers: Array) -> Array:
 
 def _passes(numbers: Array, reduces: Array, sent: Array, results: Array, copied: Array) -> Array:
     """The most elements that are there when one collective backward has arrived and the next begins."""
-    there, most = (np.zeros(numbers.shape[:2], dtype=np.int64) for _ in range(2))
+    present, most = (np.zeros(numbers.shape[:2], dtype=np.int64) for _ in range(2))
     once = np.ones(numbers.shape[:2], dtype=np.int64)
     for step in np.moveaxis(numbers, 2, 0)[::-1]:
-        follows = reduces[step] & (there > 0)
-        beside = np.maximum.reduce([there * once, there + sent[step], sent[step] + results[step]])
-        most = np.where(follows, np.maximum(most, beside), most)
-        there = np.where(reduces[step], np.where(results[step] > 0, results[step], sent[step]), there)
+        follows = reduces[step] & (present > 0)
+        peak = np.maximum.reduce([present * once, present + sent[step], sent[step] + results[step]])
+        most = np.where(follows, np.maximum(most, peak), most)
+        present = np.where(reduces[step], np.where(results[step] > 0, results[step], sent[step]), present)
         once = np.where(reduces[step], 1 + copied[step], once)
     return most
 
 
-def _first(values: Array, where: Array) -> Array:
-    """Along the last axis, the first value at which `where` holds; without any, the value at index 0."""
-    return np.take_along_axis(values, np.argmax(where, axis=2)[:, :, None], axis=2)[:, :, 0]
+def _first(values: Array, holds: Array) -> Array:
+    """Along the last axis, the first value at which `holds` is true; without any, the value at index 0."""
+    return np.take_along_axis(values, np.argmax(holds, axis=2)[:, :, None], axis=2)[:, :, 0]

@@ -54,16 +54,16 @@ class Flow:
 def counted(program: Program, ones: Sequence[Array | Sequence[int]], times: Mapping[int, float], most: int) -> Array:
     """Variables equal to `times` (an expression in counts, at most `most`) times each sum of `ones`; exactly one of all
     `ones` together is 1, so the variables also sum up to `times`."""
-    ones = [np.asarray(some) for some in ones]
-    return program.once(("counted", *times.items(), most), ones, lambda: _counted(program, ones, times, most))
+    ones = [np.asarray(variables) for variables in ones]
+    return program.shared_columns(("counted", *times.items(), most), ones, lambda: _counted(program, ones, times, most))
 
 
 def _counted(program: Program, ones: Sequence[Array], times: Mapping[int, float], most: int) -> Array:
-    found = program.variables("count", len(ones), upper=float(most))
-    program.multiple("count", found, ones, times, float(most))
+    products = program.variables("count", len(ones), upper=float(most))
+    program.multiple("count", products, ones, times, float(most))
     row = program.equal("counts", [(v, -c) for v, c in times.items()], 0.0)
-    program.entries.many(row, found, 1.0)
-    return found
+    program.entries.add(row, products, 1.0)
+    return products
 
 
 def replays(model: Model, flow: Flow, groups: Sequence[Array], level: int) -> Array:
@@ -74,8 +74,8 @@ def replays(model: Model, flow: Flow, groups: Sequence[Array], level: int) -> Ar
     r, q = model.recomputed[stage][level - 1], model.any_recomputed[stage][level - 1]
     times = {q: 1.0} if kind == "first" else {r: 1.0, q: -1.0} if kind == "next" else {r: 1.0}
     most = 1 if kind == "first" else max(1, model.costs.conversions(flow.tensor))
-    rest = np.setdiff1d(flow.all, np.concatenate(groups))
-    return counted(model.program, [*groups, rest] if len(rest) else groups, times, most)[: len(groups)]
+    others = np.setdiff1d(flow.all, np.concatenate(groups))
+    return counted(model.program, [*groups, others] if len(others) else groups, times, most)[: len(groups)]
 
 
 class OwnLevel:
@@ -92,17 +92,17 @@ class OwnLevel:
         product is bounded from below if it is added (`sign` > 0) and from above if it is subtracted."""
         if variable in self.choices:
             number, i = self.choices[variable]
-            here, above = (int(self.model.z(number, one)[i]) for one in (level, level + 1))
-            return {here: 1.0, above: -1.0}
+            at_level, above = (int(self.model.z(number, level_variable)[i]) for level_variable in (level, level + 1))
+            return {at_level: 1.0, above: -1.0}
         key = level, variable, sign > 0
         if key not in self.others:
             program, at = self.model.program, [(self.recomputed[level - 1], -1.0), (self.recomputed[level], 1.0)]
-            one = self.others[key] = program.variable("at level", whole=False)
+            level_variable = self.others[key] = program.variable("at level", whole=False)
             if sign > 0:
-                program.at_least("at level", [(one, 1.0), (variable, -1.0), *at], -1.0)
+                program.at_least("at level", [(level_variable, 1.0), (variable, -1.0), *at], -1.0)
             else:
-                program.at_most("at level", [(one, 1.0), (variable, -1.0)], 0.0)
-                program.at_most("at level", [(one, 1.0), *at], 0.0)
+                program.at_most("at level", [(level_variable, 1.0), (variable, -1.0)], 0.0)
+                program.at_most("at level", [(level_variable, 1.0), *at], 0.0)
         return {self.others[key]: 1.0}
 
 
@@ -126,44 +126,44 @@ def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> Non
     """
     if tensor.kind in ("plain", "each") or tensor.stage not in model.recomputed:
         return
-    many = model.problem.memory.micro_batches
+    micro_batches = model.problem.memory.micro_batches
     repeated: list[Array] = []
     fresh: list[Array] = []
     for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
         op, level = model.problem.ops[flow.use.op], replay_level(model, flow)
         drops = flow.use.index in model.problem.memory.saved(op.node)[0]  # it would be regathered, if at all
         dropped = paid.regathers[:, None] & drops
-        wanted = (numbers >= 0) & paid.costly
+        repeats = (numbers >= 0) & paid.costly
         if not again:
-            wanted &= (paid.forward > 0).any(axis=0) & (bool(level) | dropped)
-        if not wanted.any():
+            repeats &= (paid.forward > 0).any(axis=0) & (bool(level) | dropped)
+        if not repeats.any():
             continue
         if len(paid.flows) == 1 and not again:
-            _pay_by_price(model, flow, numbers, paid.forward * (1.0 * bool(level) - dropped), wanted, level)
+            _pay_by_price(model, flow, numbers, paid.forward * (1.0 * bool(level) - dropped), repeats, level)
             continue
         counts = np.full(numbers.shape, -1)
-        counts[wanted] = replays(model, flow, list(numbers[wanted][:, None]), level or model.depth(tensor.stage))
-        less = wanted & dropped
-        model.pay_again(tensor, counts[less], -many * paid.forward[:, less])
+        counts[repeats] = replays(model, flow, list(numbers[repeats][:, None]), level or model.depth(tensor.stage))
+        dropped_repeats = repeats & dropped
+        model.pay_again(tensor, counts[dropped_repeats], -micro_batches * paid.forward[:, dropped_repeats])
         if level:
             repeated.append(counts)
         if again:
             fresh.append(counts)
     if repeated:
         at, variables = largest(model.program, repeated)
-        model.pay_again(tensor, variables, many * paid.forward[:, at])
+        model.pay_again(tensor, variables, micro_batches * paid.forward[:, at])
     if fresh:
         at, variables = largest(model.program, fresh)
         model.pay_conversion(tensor, variables, paid.forward[:, at], paid.backward[:, at], 1.0)
 
 
-def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, wanted: Array, level: int) -> None:
+def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, repeats: Array, level: int) -> None:
     """Charge the replays of a tensor with one use; pairs of equal prices share one count variable."""
-    wanted = wanted & (seconds != 0).any(axis=0)
-    if not wanted.any():
+    repeats = repeats & (seconds != 0).any(axis=0)
+    if not repeats.any():
         return
-    order = np.lexsort(seconds[:, wanted])
-    each, variables = seconds[:, wanted][:, order], numbers[wanted][order]
+    order = np.lexsort(seconds[:, repeats])
+    each, variables = seconds[:, repeats][:, order], numbers[repeats][order]
     new = (np.abs(np.diff(each)) > 1e-12 * np.abs(each[:, 1:])).any(axis=0)  # equal but for rounding of sums
     starts = np.concatenate([[0], np.flatnonzero(new) + 1])
     counts = replays(model, flow, np.split(variables, starts[1:]), level)
@@ -175,16 +175,16 @@ def largest(
 ) -> tuple[Array, Array]:
     """For grids of variables (-1 for none): at which places any grid has one, and there a variable that is at least
     each of these."""
-    some = program.once((name, upper), grids, lambda: _largest(program, grids, name, upper))
-    return some >= 0, some[some >= 0]
+    bounds = program.shared_columns((name, upper), grids, lambda: _largest(program, grids, name, upper))
+    return bounds >= 0, bounds[bounds >= 0]
 
 
 def _largest(program: Program, grids: Sequence[Array], name: str, upper: float | None) -> Array:
-    many = sum((grid >= 0).astype(np.int64) for grid in grids)
-    found = np.max(grids, axis=0)
-    shared = many > 1
-    found[shared] = program.variables(name, int(shared.sum()), upper=upper)
+    number = sum((grid >= 0).astype(np.int64) for grid in grids)
+    bounds = np.max(grids, axis=0)
+    shared = number > 1
+    bounds[shared] = program.variables(name, int(shared.sum()), upper=upper)
     for grid in grids:
         at = shared & (grid >= 0)
-        program.implies(name, grid[at], found[at])
-    return found
+        program.implies(name, grid[at], bounds[at])
+    return bounds

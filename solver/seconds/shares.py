@@ -53,9 +53,9 @@ def _ways(paths: Paths, sends: Sends, mesh_shape: Sequence[int], *, back: bool =
     """By source and wanted layout, the number of the way; backward takes the steps in reverse order."""
     several = (np.array(mesh_shape) > 1)[paths.axis]
     digits = np.append(np.where(several & (sends.kind >= 0), move_number(sends.kind, paths.axis), 0), 0)
-    base, found = base_of(len(mesh_shape)), np.zeros(paths.numbers.shape[:2], dtype=np.int64)
+    base, numbers = base_of(len(mesh_shape)), np.zeros(paths.numbers.shape[:2], dtype=np.int64)
     steps = np.moveaxis(paths.numbers, 2, 0)
     for step in steps[::-1] if back else steps:
         each = digits[step]
-        found = np.where(each > 0, found * base + each, found)
-    return found
+        numbers = np.where(each > 0, numbers * base + each, numbers)
+    return numbers

@@ -16,7 +16,7 @@ def staged_of_paths(
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """For forward and for backward, by source and wanted layout: staged elements, and whether a new tensor is made."""
     ends = paths.edges.ends(paths.used)
-    found = []
+    staged_of_passes = []
     for backward, sends in enumerate((paths.forward, paths.backward)):
         each = np.zeros((len(ends) + 1, 4), dtype=np.int64)  # the last one, index -1, stands for no step
         for i, ((axis, *layouts), kind) in enumerate(zip(ends, _kinds(sends), strict=True)):
@@ -24,8 +24,8 @@ def staged_of_paths(
                 *layouts[:: -1 if backward else 1], axis, kind, shape, mesh_shape, order, backward=bool(backward)
             )
         steps = np.moveaxis(paths.numbers, 2, 0)
-        found.append(_most_beside(each, steps[::-1] if backward else steps))
-    return found[0], found[1]
+        staged_of_passes.append(_most_beside(each, steps[::-1] if backward else steps))
+    return staged_of_passes[0], staged_of_passes[1]
 
 
 def _kinds(sends: Sends) -> list[CollectiveKind | None]:
@@ -38,9 +38,9 @@ def _most_beside(each: Array, steps: Array) -> tuple[Array, Array]:
     most, last = (np.zeros(steps.shape[1:], dtype=np.int64) for _ in range(2))
     begun = np.zeros(steps.shape[1:], dtype=bool)
     for step in steps:
-        given, staged, made, is_other = np.moveaxis(each[step], -1, 0)
+        input_elements, staged, result, is_other = np.moveaxis(each[step], -1, 0)
         changes = is_other > 0
-        np.maximum(most, np.where(changes, begun * given + staged + made, 0), out=most)
-        last[changes] = made[changes]
+        np.maximum(most, np.where(changes, begun * input_elements + staged + result, 0), out=most)
+        last[changes] = result[changes]
         begun |= changes
     return np.maximum(0, most - last), begun

@@ -36,11 +36,11 @@ class Arm:
     own: Array | None = None  # what this use pays alone, by layout at the source and wanted layout
 
     @staticmethod
-    def of_choices(op: int, choices: Sequence[Sequence[int]], places: Iterable[int], many: int) -> Arm:
-        """An end with `many` layouts: the choices in each of the lists mean the layout at the list's place."""
-        of, message = np.zeros(sum(map(len, choices)), dtype=np.int64), np.full(many, -np.inf)
-        for some, place in zip(choices, places, strict=True):
-            of[list(some)], message[place] = place, 0.0
+    def of_choices(op: int, choices: Sequence[Sequence[int]], places: Iterable[int], layouts: int) -> Arm:
+        """An end with so many `layouts`: the choices in each of the lists mean the layout at the list's place."""
+        of, message = np.zeros(sum(map(len, choices)), dtype=np.int64), np.full(layouts, -np.inf)
+        for of_layout, place in zip(choices, places, strict=True):
+            of[list(of_layout)], message[place] = place, 0.0
         return Arm(op, of, message)
 
     def give(self, least: Array) -> Array:
@@ -58,10 +58,10 @@ class Arm:
         """Fix the end to the layout of this choice."""
         self.message = np.where(np.arange(len(self.message)) == self.of[choice], 0.0, -np.inf)
 
-    def take(self, more: Array) -> None:
+    def take(self, cost: Array) -> None:
         """Pass an op's cost by choice on to the star: for each layout the least cost of its choices."""
         least = np.full(len(self.message), np.inf)
-        np.minimum.at(least, self.of, more)
+        np.minimum.at(least, self.of, cost)
         self.message = self.message - np.where(np.isinf(least), 0.0, least)
 
 
@@ -81,7 +81,7 @@ class Star:
         return len(self.arms) - 1
 
     @property
-    def says(self) -> bool:
+    def costs_something(self) -> bool:
         """Whether any conversion costs something."""
         return bool(self.price.any()) or any(arm.own is not None for arm in self.arms)
 
@@ -101,32 +101,32 @@ class Star:
         if not uses:
             return np.zeros(len(self.price))
         first, *others = uses
-        found = np.full(len(self.price), np.inf)
-        for some in _subsets(others):
-            left = [k for k in others if k not in some]
-            found = np.minimum(found, self._together([first, *some]) + self._by_row(left))
-        return found
+        least = np.full(len(self.price), np.inf)
+        for joined in _subsets(others):
+            remaining = [k for k in others if k not in joined]
+            least = np.minimum(least, self._together([first, *joined]) + self._by_row(remaining))
+        return least
 
-    def _together(self, some: list[int]) -> Array:
+    def _together(self, uses: list[int]) -> Array:
         """By row, the least cost of uses that all want the same layout, minus their messages."""
-        messages = sum(self.arms[1 + k].message for k in some)
-        return np.asarray((self._cost(some) - messages).min(axis=1))
+        messages = sum(self.arms[1 + k].message for k in uses)
+        return np.asarray((self._cost(uses) - messages).min(axis=1))
 
     def _by_column(self, use: int) -> Array:
         """By the layout that one use wants, the least cost minus the messages of the other ends."""
         others = [k for k in range(self.uses) if k != use]
-        found = np.full(self.price.shape[1], np.inf)
-        for some in _subsets(others):
-            rows = self._by_row([k for k in others if k not in some]) - self.arms[0].message
-            least = (self._cost([use, *some]) + rows[:, None]).min(axis=0)
-            for k in some:
+        cost = np.full(self.price.shape[1], np.inf)
+        for joined in _subsets(others):
+            rows = self._by_row([k for k in others if k not in joined]) - self.arms[0].message
+            least = (self._cost([use, *joined]) + rows[:, None]).min(axis=0)
+            for k in joined:
                 least = least - self.arms[1 + k].message
-            found = np.minimum(found, least)
-        return found
+            cost = np.minimum(cost, least)
+        return cost
 
-    def _cost(self, some: list[int]) -> Array:
+    def _cost(self, uses: list[int]) -> Array:
         """The cost of uses that all want the same layout, by row and column."""
-        paying = tuple(k for k in sorted(some) if self.arms[1 + k].own is not None)
+        paying = tuple(k for k in sorted(uses) if self.arms[1 + k].own is not None)
         if paying not in self._sums:
             own: list[Array] = [self.arms[1 + k].own for k in paying]
             self._sums[paying] = sum(own, self.price)
@@ -134,7 +134,7 @@ class Star:
 
 
 def _subsets(of: list[int]) -> list[list[int]]:
-    found: list[list[int]] = [[]]
-    for one in of:
-        found += [[*some, one] for some in found]
-    return found
+    subsets: list[list[int]] = [[]]
+    for member in of:
+        subsets += [[*subset, member] for subset in subsets]
+    return subsets

@@ -34,36 +34,36 @@ def search_apart(holds: Try, search: Callable[[Try], Any]) -> Any:
 
     Computed in this process if none can be forked, or if autograd does not work in a fork.
     """
-    known: dict[str, bool] = {}
+    tried: dict[str, bool] = {}
     for _ in range(_MOST_DEATHS):
         pending = ""
-        for message in _in_child(lambda tell: _told(holds, search, known, tell)):
-            kind, *rest = message
+        for message in _in_child(lambda tell: _report_search(holds, search, tried, tell)):
+            kind, *content = message
             if kind == "trying":
-                pending = rest[0]
+                pending = content[0]
             elif kind == "tried":
-                known[rest[0]] = rest[1]
+                tried[content[0]] = content[1]
             elif kind == "found":
-                return rest[0]
+                return content[0]
             elif kind == "raised":
-                raise RuntimeError(f"while trying an op on small tensors:\n{rest[0]}")
+                raise RuntimeError(f"while trying an op on small tensors:\n{content[0]}")
             elif kind == "unfit":
                 return search(holds)
-        if not pending or pending in known:
+        if not pending or pending in tried:
             raise Died("it ended the process in which it was tried")
-        known[pending] = False
+        tried[pending] = False
     raise Died(f"it ended {_MOST_DEATHS} processes in which it was tried")
 
 
-def _told(holds: Try, search: Callable[[Try], Any], known: dict[str, bool], tell: Callable[..., None]) -> None:
+def _report_search(holds: Try, search: Callable[[Try], Any], tried: dict[str, bool], tell: Callable[..., None]) -> None:
     """The child's work: it tells which text is tried, whether it holds, and at last what the search found."""
 
-    def one(text: str) -> bool:
-        if text not in known:
+    def trial(text: str) -> bool:
+        if text not in tried:
             tell("trying", text)
-            known[text] = holds(text)
-            tell("tried", text, known[text])
-        return known[text]
+            tried[text] = holds(text)
+            tell("tried", text, tried[text])
+        return tried[text]
 
     try:
         torch.set_num_threads(1)  # a fork does not have the parent's other threads
@@ -72,7 +72,7 @@ def _told(holds: Try, search: Callable[[Try], Any], known: dict[str, bool], tell
         tell("unfit")
         return
     try:
-        tell("found", search(one))
+        tell("found", search(trial))
     except Exception:
         tell("raised", traceback.format_exc())
 
@@ -115,7 +115,7 @@ def _be_child(work: Callable[[Callable[..., None]], None], reading: int, writing
 
 def _messages(reading: int) -> Iterator[list[Any]]:
     """The messages in a pipe, one JSON list a line, until it is closed or silent for `_PATIENCE_SECONDS`."""
-    rest, deadline = b"", time.monotonic() + _PATIENCE_SECONDS
+    buffer, deadline = b"", time.monotonic() + _PATIENCE_SECONDS
     while True:
         ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
@@ -123,7 +123,7 @@ def _messages(reading: int) -> Iterator[list[Any]]:
         block = os.read(reading, 1 << 16)
         if not block:
             return
-        *lines, rest = (rest + block).split(b"\n")
+        *lines, buffer = (buffer + block).split(b"\n")
         for line in lines:
             yield json.loads(line)
         deadline = time.monotonic() + _PATIENCE_SECONDS

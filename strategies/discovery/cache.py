@@ -27,8 +27,8 @@ class Entry(TypedDict, total=False):
 
 def user_file() -> Path:
     """`AUTOPAR_DISCOVERY_CACHE`, else autopar/discovered.json in the user's cache folder."""
-    if given := os.environ.get("AUTOPAR_DISCOVERY_CACHE"):
-        return Path(given)
+    if path := os.environ.get("AUTOPAR_DISCOVERY_CACHE"):
+        return Path(path)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autopar" / "discovered.json"
 
 
@@ -42,9 +42,9 @@ def keep(key: str, entry: Entry) -> None:
     path = user_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        known = {**_read(path), key: entry}
+        entries = {**_read(path), key: entry}
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as out:
-            json.dump(known, out, indent=1, sort_keys=True)
+            json.dump(entries, out, indent=1, sort_keys=True)
         os.replace(out.name, path)  # atomic, since another process may be reading the file
     except OSError as error:
         warn(f"discovered rules are not kept: {error}")
@@ -59,10 +59,10 @@ def shipped() -> dict[str, Entry]:
 def _read(path: Path) -> dict[str, Entry]:
     """A file's entries; {} if it does not exist or cannot be read."""
     try:
-        found: dict[str, Entry] = json.loads(path.read_text())
+        entries: dict[str, Entry] = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         warn(f"{path} is left aside: {error}")
         return {}
-    return found
+    return entries

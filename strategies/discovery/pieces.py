@@ -23,19 +23,19 @@ from autopar.strategies.examples import callable_of
 from autopar.strategies.rule import ShardingRule
 
 
-def fits(made: Tiny, bound: Bound) -> bool:
+def fits(call: Tiny, bound: Bound) -> bool:
     """Whether the op's results on pieces join as the rule's first split says. Gradients are not tested."""
-    mesh = (made.ways,)
-    strategies = every_strategy(made.node, made.tensors, mesh, bound)
+    mesh = (call.ways,)
+    strategies = every_strategy(call.node, call.tensors, mesh, bound)
     split = next((s for s in strategies if s.factors[0] not in ("", "P", "R+")), None)
     if split is None:
         return True
     layouts = tuple(layout if layout[0].is_sharded else _WHOLE for layout in split.inputs)
-    wholes = _results(made, (_WHOLE,) * len(layouts))
-    parts = _results(made, layouts)
+    wholes = _results(call, (_WHOLE,) * len(layouts))
+    parts = _results(call, layouts)
     if wholes is None or parts is None:
         return False
-    near = tolerance([*made.tensors, *wholes[0,]])
+    near = tolerance([*call.tensors, *wholes[0,]])
     return not any(
         problem
         for i, (whole, layout) in enumerate(zip(wholes[0,], split.outputs, strict=True))
@@ -45,7 +45,7 @@ def fits(made: Tiny, bound: Bound) -> bool:
     )
 
 
-def is_told(text: str, tinies: Sequence[Tiny]) -> bool:
+def is_telling(text: str, tinies: Sequence[Tiny]) -> bool:
     """Whether the calls' outputs can tell a right rule from a wrong one: how partial outputs are joined, and whether
     partial values pass.
 
@@ -53,17 +53,17 @@ def is_told(text: str, tinies: Sequence[Tiny]) -> bool:
     another one for inputs of all ones or all zeros. Nor if an output with a gradient is the same number in all calls:
     then the op does not distinguish random inputs (`cosine_embedding_loss` is 0 for labels other than 1 and -1).
     """
-    made = tinies[0]
-    inputs = len(made.tensors)
+    first = tinies[0]
+    inputs = len(first.tensors)
     try:
-        bound = bind(ShardingRule.parse(text), made.shapes[:inputs], made.shapes[inputs:])
+        bound = bind(ShardingRule.parse(text), first.shapes[:inputs], first.shapes[inputs:])
     except RuleError:
         return False
     passes = bound.operation.words & {"linear", "affine"} or bound.operation.operands
-    for i, (spots, output) in enumerate(zip(bound.spots[inputs:], output_tensors(made.node), strict=True)):
-        asked = passes or None in spots or output.requires_grad
-        others = () if output.requires_grad else _plain(made)
-        if asked and _is_one_number(i, tinies) and not (others and _is_one_number(i, (*tinies, *others))):
+    for i, (spots, output) in enumerate(zip(bound.spots[inputs:], output_tensors(first.node), strict=True)):
+        matters = passes or None in spots or output.requires_grad
+        others = () if output.requires_grad else _plain(first)
+        if matters and _is_one_number(i, tinies) and not (others and _is_one_number(i, (*tinies, *others))):
             return False
     return True
 
@@ -71,8 +71,8 @@ def is_told(text: str, tinies: Sequence[Tiny]) -> bool:
 def _is_one_number(output: int, calls: Sequence[Tiny]) -> bool:
     """Whether all elements of an output are equal in all calls, within the tolerance of the executed check; True too if
     it has no elements."""
-    found = [_results(made, (_WHOLE,) * len(made.tensors)) for made in calls]
-    values = [result[0,][output].flatten() for result in found if result is not None]
+    results = [_results(call, (_WHOLE,) * len(call.tensors)) for call in calls]
+    values = [result[0,][output].flatten() for result in results if result is not None]
     every = torch.cat([v.to(torch.complex128 if v.is_complex() else torch.float64) for v in values or [torch.zeros(1)]])
     if not len(every):  # an empty output tells nothing
         return True
@@ -80,25 +80,25 @@ def _is_one_number(output: int, calls: Sequence[Tiny]) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _plain(made: Tiny) -> tuple[Tiny, ...]:
+def _plain(call: Tiny) -> tuple[Tiny, ...]:
     """The call with all inputs ones, and with all inputs zeros."""
-    return tuple(replace(made, tensors=[torch.full_like(t, n) for t in made.tensors]) for n in (1, 0))
+    return tuple(replace(call, tensors=[torch.full_like(t, n) for t in call.tensors]) for n in (1, 0))
 
 
 _WHOLE = Layout((R,))
 
 
 @lru_cache(maxsize=64)
-def _results(made: Tiny, layouts: tuple[Layout, ...]) -> dict[Coordinate, list[torch.Tensor]] | None:
+def _results(call: Tiny, layouts: tuple[Layout, ...]) -> dict[Coordinate, list[torch.Tensor]] | None:
     """The op's output tensors on every rank; None if it raises on such pieces."""
     ranks = {}
-    mesh = (made.ways,)
+    mesh = (call.ways,)
     with torch.no_grad():
         for c in coordinates(mesh):
-            leaves = [take_shard(t.detach(), to, mesh, c).clone() for t, to in zip(made.tensors, layouts, strict=True)]
-            args, kwargs = LocalRun(made.node, leaves, ()).arguments()
+            leaves = [take_shard(t.detach(), to, mesh, c).clone() for t, to in zip(call.tensors, layouts, strict=True)]
+            args, kwargs = LocalRun(call.node, leaves, ()).arguments()
             try:
-                result = callable_of(made.node)(*args, **kwargs)
+                result = callable_of(call.node)(*args, **kwargs)
             except Exception:  # an op may refuse its arguments with any kind of error
                 return None
             ranks[c] = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]

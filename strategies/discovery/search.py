@@ -18,7 +18,7 @@ from autopar.strategies.arguments import letters
 from autopar.strategies.bind import bind
 from autopar.strategies.check import check
 from autopar.strategies.discovery.apart import Try
-from autopar.strategies.discovery.pieces import fits, is_told
+from autopar.strategies.discovery.pieces import fits, is_telling
 from autopar.strategies.discovery.tiny import Tiny
 from autopar.strategies.rule import ShardingRule
 
@@ -66,44 +66,44 @@ def find_rule(first: Tiny, trial: Try) -> str | None:
 
 
 def holds(text: str, tinies: Sequence[Tiny]) -> bool:
-    """Whether the rule passes the executed check on all tiny calls, these calls are telling (`is_told`), and at least
-    the first of them can be split by it."""
-    return is_told(text, tinies) and all(_splits(text, made) > (0 if made is tinies[0] else -1) for made in tinies)
+    """Whether the rule passes the executed check on all tiny calls, these calls are telling (`is_telling`), and at
+    least the first of them can be split by it."""
+    return is_telling(text, tinies) and all(_splits(text, call) > (0 if call is tinies[0] else -1) for call in tinies)
 
 
-def _splits(text: str, made: Tiny) -> int:
+def _splits(text: str, call: Tiny) -> int:
     """How many strategies that split the call passed; -1 if one failed, be it by an error that the op raised."""
-    inputs = len(made.tensors)
+    inputs = len(call.tensors)
     try:
-        bound = bind(ShardingRule.parse(text), made.shapes[:inputs], made.shapes[inputs:])
-        if not fits(made, bound):
+        bound = bind(ShardingRule.parse(text), call.shapes[:inputs], call.shapes[inputs:])
+        if not fits(call, bound):
             return -1
-        several = made.ways == 2 and len(bound.factors) > 1
-        meshes = [(made.ways,), (made.ways, made.ways)] if several else [(made.ways,)]
-        return sum(check(made.node, made.tensors, mesh, bound=bound, most=20) - 1 for mesh in meshes)
+        several = call.ways == 2 and len(bound.factors) > 1
+        meshes = [(call.ways,), (call.ways, call.ways)] if several else [(call.ways,)]
+        return sum(check(call.node, call.tensors, mesh, bound=bound, most=20) - 1 for mesh in meshes)
     except Exception:  # pieces of a wrong split may have shapes that the op refuses, with any kind of error
         return -1
 
 
-def _candidates(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
+def _candidates(call: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
     """Candidates in the order in which they are tried: those that shard most outputs and then most tensors first, and
     among these, those with fewest merged dims."""
-    found = set(itertools.islice(_all_places(made, inputs), _MOST_CANDIDATES))
+    candidates = set(itertools.islice(_all_places(call, inputs), _MOST_CANDIDATES))
 
     def rank(places: tuple[Held | None, ...]) -> tuple[int, int, int, str]:
         outside = sum(p is not None for p in places[inputs:])
         merged = sum(p is not None and p.part != "whole" for p in places)
         return (-outside, -sum(p is not None for p in places), merged, str(places))
 
-    return iter(sorted(found, key=rank))
+    return iter(sorted(candidates, key=rank))
 
 
-def _all_places(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
+def _all_places(call: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
     """For every size: all choices of one place or none in each tensor, such that some input has the factor, and some
     tensor has it as a whole dim."""
-    for size in sorted({n for shape in made.shapes for n in shape if n > 1}, reverse=True):
+    for size in sorted({n for shape in call.shapes for n in shape if n > 1}, reverse=True):
         options: list[list[Held | None]] = []
-        for shape in made.shapes:
+        for shape in call.shapes:
             mine: list[Held | None] = [None]
             for dim, length in enumerate(shape):
                 if length == size:
@@ -114,8 +114,8 @@ def _all_places(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
         if math.prod(map(len, options)) > _MOST_OF_ONE_SIZE:
             options = [[p for p in mine if p is None or p.part == "whole"] for mine in options]
         for places in itertools.islice(itertools.product(*options), _MOST_OF_ONE_SIZE):
-            held = [p for p in places if p is not None]
-            if any(places[:inputs]) and any(p.part == "whole" for p in held):
+            places_of_factor = [p for p in places if p is not None]
+            if any(places[:inputs]) and any(p.part == "whole" for p in places_of_factor):
                 yield places
 
 
@@ -154,11 +154,11 @@ def _with_linearity(text: str, first: Tiny, trial: Try) -> str:
         return text
     floating = [i for i, tensor in enumerate(first.tensors) if tensor.is_floating_point()]
     each = [f"linear:{i}" for i in floating]
-    wanted = [["linear"]] if len(floating) == len(first.tensors) else []
-    wanted += [each] if len(floating) > 1 else []
-    wanted += [[word] for word in each]
-    for words in wanted:
-        more = f"{text}{', ' if '|' in text else ' | '}{' '.join(words)}"
-        if trial(more):
-            return more
+    notes = [["linear"]] if len(floating) == len(first.tensors) else []
+    notes += [each] if len(floating) > 1 else []
+    notes += [[word] for word in each]
+    for words in notes:
+        extended = f"{text}{', ' if '|' in text else ' | '}{' '.join(words)}"
+        if trial(extended):
+            return extended
     return text

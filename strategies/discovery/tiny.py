@@ -36,7 +36,7 @@ class Unrepeatable(NotTiny):
 
 @dataclass(frozen=True)
 class Shrinking:
-    """One way to make sizes tiny; sizes up to `kept` stay as they are.
+    """One way to make sizes tiny; sizes up to `unchanged` stay as they are.
 
     `products`: a size that is a small multiple of another one stays this multiple. `ints`: int arguments that equal a
     size are replaced too. `counts`: a size that is a multiple of an int argument stays a multiple of it. `chances`: the
@@ -46,33 +46,33 @@ class Shrinking:
     {8: 12, 512: 8, 1024: 20}
     >>> Shrinking(8, products=True).sizes([8, 512, 1024], ways=2, turn=0)
     {8: 8, 512: 12, 1024: 24}
-    >>> Shrinking(8, counts=True).sizes([8, 512, 768], ways=2, turn=0, given=(12,))
+    >>> Shrinking(8, counts=True).sizes([8, 512, 768], ways=2, turn=0, int_args=(12,))
     {8: 8, 512: 12, 768: 60}
     """
 
-    kept: int
+    unchanged: int
     products: bool = False
     ints: bool = False
     counts: bool = False
     chances: bool = False
 
-    def sizes(self, sizes: Sequence[int], ways: int, turn: int, given: Sequence[int] = ()) -> dict[int, int]:
+    def sizes(self, sizes: Sequence[int], ways: int, turn: int, int_args: Sequence[int] = ()) -> dict[int, int]:
         """The tiny size of each size: 2 * `ways` * a prime, so that the op can still halve a piece.
 
-        `turn`: with which prime to begin. `given`: the ints among the arguments.
+        `turn`: with which prime to begin. `int_args`: the ints among the arguments.
         """
-        tiny = {size: size for size in sizes if size <= self.kept}
+        tiny = {size: size for size in sizes if size <= self.unchanged}
         primes = (PRIMES[(i + turn) % len(PRIMES)] for i in itertools.count())
         for size in sorted(set(sizes) - tiny.keys()):
             base = next((b for b in sorted(tiny, reverse=True) if size % b == 0 and 2 <= size // b <= 8), None)
             if self.products and base is not None:
                 tiny[size] = tiny[base] * (size // base)
                 continue
-            made = next(primes)
-            while 2 * ways * made in tiny.values() and made < max(PRIMES):
-                made = next(primes)
-            counts = [n for n in given if self.counts and n > _COUNTS and n not in sizes and size % n == 0]
-            tiny[size] = math.lcm(2 * ways, *counts) * made
+            prime = next(primes)
+            while 2 * ways * prime in tiny.values() and prime < max(PRIMES):
+                prime = next(primes)
+            counts = [n for n in int_args if self.counts and n > _COUNTS and n not in sizes and size % n == 0]
+            tiny[size] = math.lcm(2 * ways, *counts) * prime
         return tiny
 
 
@@ -104,9 +104,9 @@ def shrinking_of(node: fx.Node) -> Shrinking:
     raised: list[Shrinking] = []
     for shrinking in itertools.chain(SHRINKINGS if tensors(node) else (), raised):
         try:
-            made = tiny(node, shrinking, ways=2, turn=0, seed=1)
-            _check_repeatable(made, tiny(node, shrinking, ways=2, turn=0, seed=2))
-            _check_outputs(node, made, shrinking)
+            call = tiny(node, shrinking, ways=2, turn=0, seed=1)
+            _check_repeatable(call, tiny(node, shrinking, ways=2, turn=0, seed=2))
+            _check_outputs(node, call, shrinking)
             return shrinking
         except Unrepeatable:
             raise
@@ -122,8 +122,8 @@ def shrinking_of(node: fx.Node) -> Shrinking:
 
 def tiny(node: fx.Node, shrinking: Shrinking, *, ways: int, turn: int, seed: int) -> Tiny:
     """The op on tiny random tensors; raises what the op raises, or NotTiny if the tensors cannot be made tiny."""
-    given = tensors(node)
-    if any(t.is_complex() for t in given):
+    inputs = tensors(node)
+    if any(t.is_complex() for t in inputs):
         raise NotTiny("it reads complex numbers")
     sizes = shrinking.sizes(_sizes(node), ways, turn, _ints(node))
     generator = torch.Generator().manual_seed(seed)
@@ -139,8 +139,8 @@ def tiny(node: fx.Node, shrinking: Shrinking, *, ways: int, turn: int, seed: int
                 if limit < 2 and not item.is_floating_point() and item.dtype != torch.bool:
                     raise NotTiny("its integers could be tried as zeros alone, which tell nothing")
                 if shrinking.chances and item.is_floating_point():
-                    made = 0.1 + 0.8 * torch.rand(shape, generator=generator, dtype=dtype)
-                    return made.requires_grad_(item.requires_grad)
+                    numbers = 0.1 + 0.8 * torch.rand(shape, generator=generator, dtype=dtype)
+                    return numbers.requires_grad_(item.requires_grad)
                 return _drawn(item, shape, dtype, limit, generator, positive=seed % 2 == 0)
             if isinstance(item, int) and not isinstance(item, bool):
                 return sizes.get(int(item), int(item)) if shrinking.ints and item > _COUNTS else int(item)
@@ -149,13 +149,13 @@ def tiny(node: fx.Node, shrinking: Shrinking, *, ways: int, turn: int, seed: int
         args, kwargs = pytree.tree_map(leaf, _plain(value((node.args, node.kwargs))))
         target: Any = str(node.target) if node.op == "call_method" else node.target
         try:
-            made = Tiny(*example(target, *args, **kwargs), ways)
+            call = Tiny(*example(target, *args, **kwargs), ways)
         except Exception as error:
             problem = problem or error
             continue
-        if not made.tensors:
+        if not call.tensors:
             raise NotTiny("it has no tensor inputs")
-        return made
+        return call
     assert problem is not None
     raise problem
 
@@ -185,44 +185,44 @@ def _drawn(
 ) -> torch.Tensor:
     if like.is_floating_point():
         drawn = torch.rand if positive else torch.randn
-        made = drawn(shape, generator=generator, dtype=dtype)
-        return (made + 0.1 if positive else made).requires_grad_(like.requires_grad)
+        numbers = drawn(shape, generator=generator, dtype=dtype)
+        return (numbers + 0.1 if positive else numbers).requires_grad_(like.requires_grad)
     if like.dtype == torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
     return torch.randint(0, max(limit, 1), shape, generator=generator).to(like.dtype)
 
 
-def _check_outputs(node: fx.Node, made: Tiny, shrinking: Shrinking) -> None:
+def _check_outputs(node: fx.Node, call: Tiny, shrinking: Shrinking) -> None:
     """Raise NotTiny unless the tiny outputs have as many dims as the node's, and the sizes that the inputs' tiny sizes
     imply."""
     sizes = shrinking.sizes(_sizes(node), 2, 0, _ints(node))
-    own, theirs = output_tensors(node), output_tensors(made.node)
+    own, theirs = output_tensors(node), output_tensors(call.node)
     if any(t.is_complex() for t in own):
         raise NotTiny("its results are complex")
     if [t.dim() for t in own] != [t.dim() for t in theirs]:
         raise NotTiny("on small tensors its results have other dims")
     for mine, small in zip(own, theirs, strict=True):
-        for length, found in zip(mine.shape, small.shape, strict=True):
-            if (length in sizes and found != sizes[length]) or (length == 1) != (found == 1):
+        for length, tiny_length in zip(mine.shape, small.shape, strict=True):
+            if (length in sizes and tiny_length != sizes[length]) or (length == 1) != (tiny_length == 1):
                 raise NotTiny("how its results' sizes follow from its inputs' is not to be seen")
 
 
-def _run_again(made: Tiny) -> list[torch.Tensor]:
+def _run_again(call: Tiny) -> list[torch.Tensor]:
     """The results of running the call again; Unrepeatable if it draws random numbers or writes into its inputs."""
-    leaves = iter([t.detach().clone() for t in made.tensors])
-    kept: list[torch.Tensor] = []
+    leaves = iter([t.detach().clone() for t in call.tensors])
+    copies: list[torch.Tensor] = []
 
     def fill(_: fx.Node) -> torch.Tensor:
-        kept.append(next(leaves))
-        return kept[-1]
+        copies.append(next(leaves))
+        return copies[-1]
 
-    args, kwargs = fx.node.map_arg((made.node.args, made.node.kwargs), fill)
-    versions, state = [t._version for t in kept], torch.get_rng_state()
-    function: Callable[..., Any] = callable_of(made.node)
+    args, kwargs = fx.node.map_arg((call.node.args, call.node.kwargs), fill)
+    versions, state = [t._version for t in copies], torch.get_rng_state()
+    function: Callable[..., Any] = callable_of(call.node)
     results = [t for t in pytree.tree_leaves(function(*args, **kwargs)) if isinstance(t, torch.Tensor)]
     if not torch.equal(state, torch.get_rng_state()):
         raise Unrepeatable("its results are random")
-    if versions != [t._version for t in kept]:
+    if versions != [t._version for t in copies]:
         raise Unrepeatable("it writes into its inputs")
     return results
 
@@ -231,8 +231,8 @@ def _check_repeatable(first: Tiny, second: Tiny) -> None:
     """Raise Unrepeatable unless equal calls have equal results, and the two calls have results of equal shapes."""
     if first.shapes != second.shapes:
         raise Unrepeatable("the shapes of its results depend on data")
-    for made in (first, second):
-        once, again = _run_again(made), _run_again(made)
+    for call in (first, second):
+        once, again = _run_again(call), _run_again(call)
         if any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(once, again, strict=True)):
             raise Unrepeatable("its results differ from call to call")
 

@@ -42,28 +42,28 @@ def discover(node: fx.Node) -> Found:
     key = f"{qualified_name(node)} {describe(node)}"
     if key not in _known:
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
-            _known[key] = _found(node, key)
+            _known[key] = _discovered(node, key)
     return _known[key]
 
 
-def _found(node: fx.Node, key: str) -> Found:
-    kept = cache.look_up(key)
-    if kept is not None and "rule" not in kept:
-        return Found(None, kept.get("why", ""))
+def _discovered(node: fx.Node, key: str) -> Found:
+    cached = cache.look_up(key)
+    if cached is not None and "rule" not in cached:
+        return Found(None, cached.get("why", ""))
     try:
         tinies = trials(node)
     except NotTiny as error:
-        found = Found(None, str(error))
+        outcome = Found(None, str(error))
     else:
-        if kept is not None and holds(kept["rule"], tinies):
-            return Found(kept["rule"])
+        if cached is not None and holds(cached["rule"], tinies):
+            return Found(cached["rule"])
         try:
             rule = search_apart(lambda text: holds(text, tinies), lambda trial: find_rule(tinies[0], trial))
-            found = Found(rule, "" if rule else "no way to split it was found by running it on small tensors")
+            outcome = Found(rule, "" if rule else "no way to split it was found by running it on small tensors")
         except Died as error:
-            found = Found(None, str(error))
-    cache.keep(key, cache.Entry(why=found.why) if found.rule is None else cache.Entry(rule=found.rule))
-    return found
+            outcome = Found(None, str(error))
+    cache.keep(key, cache.Entry(why=outcome.why) if outcome.rule is None else cache.Entry(rule=outcome.rule))
+    return outcome
 
 
 def trials(node: fx.Node) -> list[Tiny]:
@@ -76,8 +76,8 @@ def trials(node: fx.Node) -> list[Tiny]:
     shrinking = shrinking_of(node)
     two = [tiny(node, shrinking, ways=2, turn=0, seed=seed) for seed in (1, 2)]
     fewest = min((t.numel() for t in output_tensors(two[0].node) if t.numel()), default=_NUMBERS)
-    more = range(5, 3 + math.ceil(_NUMBERS / fewest))
-    for seed in more:
+    seeds = range(5, 3 + math.ceil(_NUMBERS / fewest))
+    for seed in seeds:
         with suppress(Exception):  # the op may refuse some of the drawn numbers, such as a quantile beyond 1
             two.append(tiny(node, shrinking, ways=2, turn=0, seed=seed))
     try:

@@ -58,8 +58,8 @@ def scatter(node: fx.Node) -> str:
     as the input."""
     before, index, *source = (input_shape(node, i) for i in range(len(tensors(node))))
     dim = argument(node, "dim", 1) % max(len(before), 1)
-    same = [i != dim and all(s[i] == n for s in (index, *source)) for i, n in enumerate(before)]
-    side = " ".join(n if same[i] else "_" for i, n in enumerate(letters(len(before))))
+    splits = [i != dim and all(s[i] == n for s in (index, *source)) for i, n in enumerate(before)]
+    side = " ".join(n if splits[i] else "_" for i, n in enumerate(letters(len(before))))
     reduces = argument(node, "reduce", 4) is not None
     value = argument(node, "value", 3, argument(node, "src", 3))
     linear = "" if reduces else "linear:0+2" if source else "linear:0" if is_zero(value) else ""
@@ -81,8 +81,8 @@ def pad(node: fx.Node) -> str:
     affine."""
     before, after = input_shape(node), tuple(node.meta["val"].shape)
     names = letters(len(before))
-    given = argument(node, "pad", 1)
-    touched = {len(before) - 1 - k // 2 for k, width in enumerate(given) if width != 0}
+    widths = argument(node, "pad", 1)
+    touched = {len(before) - 1 - k // 2 for k, width in enumerate(widths) if width != 0}
     side = " ".join("_" if i in touched else n for i, n in enumerate(names))
     zeros = argument(node, "mode", 2, "constant") != "constant" or not argument(node, "value", 3)
     return f"{side} -> {side} | {'linear' if zeros and len(after) == len(before) else 'affine'}"
@@ -96,13 +96,13 @@ def new_tensor(node: fx.Node) -> str:
     """
     before, after = input_shape(node), tuple(node.meta["val"].shape)
     names = letters(len(before))
-    left, side = dict(zip(names, before, strict=True)), []
+    unmatched, side = dict(zip(names, before, strict=True)), []
     for dim, length in enumerate(after):
-        same = [name for name, other in left.items() if other == length > 1]
-        name = names[dim] if dim < len(names) and names[dim] in same else next(iter(same), "_")
-        left.pop(name, None)
+        equal = [name for name, other in unmatched.items() if other == length > 1]
+        name = names[dim] if dim < len(names) and names[dim] in equal else next(iter(equal), "_")
+        unmatched.pop(name, None)
         side.append(name)
-    notes = [f"{name} {'whole idle' if name in left else '@shape'}" for name in names]
+    notes = [f"{name} {'whole idle' if name in unmatched else '@shape'}" for name in names]
     return f"{' '.join(names)} -> {' '.join(side)}{' | ' + ', '.join(notes) if notes else ''}"
 
 
@@ -114,8 +114,8 @@ def filled(node: fx.Node) -> str:
 
 def searchsorted(node: fx.Node) -> str | None:
     """`searchsorted(sequence, values, sorter)`: one sequence for all values, or one for each row of values."""
-    one = len(input_shape(node)) == 1
-    rows, values = ("n!", "...") if one else ("... n!", "... m")
+    is_single = len(input_shape(node)) == 1
+    rows, values = ("n!", "...") if is_single else ("... n!", "... m")
     after = values if len(tensors(node)) > 1 and output_shapes(node)[0] else ""
     return by_name(
         "sequence values", after, sequence=rows, sorted_sequence=rows, values=values, input=values, sorter=rows

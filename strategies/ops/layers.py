@@ -27,9 +27,9 @@ def layer_norm_backward(node: fx.Node) -> str | None:
     inside = range(len(argument(node, "normalized_shape", 2)))
     dims, ones = " ".join(f"d{k}!" for k in inside), " ".join("1" for _ in inside)
     of_input = f"... {dims}"
-    given = {"grad_out": of_input, "input": of_input, "mean": f"... {ones}", "rstd": f"... {ones}"}
+    operands = {"grad_out": of_input, "input": of_input, "mean": f"... {ones}", "rstd": f"... {ones}"}
     signature = "grad_out input normalized_shape mean rstd weight bias output_mask"
-    return by_name(signature, f"{of_input} | linear:0", **given, weight=dims, bias=dims)(node)
+    return by_name(signature, f"{of_input} | linear:0", **operands, weight=dims, bias=dims)(node)
 
 
 def batch_norm(node: fx.Node) -> str | None:
@@ -42,8 +42,8 @@ def batch_norm(node: fx.Node) -> str | None:
     channel = "c!" if training and argument(node, "running_mean", place) is not None else "c"
     dims = f"b {channel} ...!"
     notes = " | b @batch_norm" if training else ""
-    kept, given = ("running_mean running_var", "weight bias")[:: 1 if place == 1 else -1]
-    signature = f"input {kept} {given} training momentum eps"
+    statistics, affine = ("running_mean running_var", "weight bias")[:: 1 if place == 1 else -1]
+    signature = f"input {statistics} {affine} training momentum eps"
     channels = dict.fromkeys(("running_mean", "running_var", "weight", "bias"), channel)
     return by_name(signature, dims + notes, input=dims, **channels)(node)
 

@@ -53,15 +53,15 @@ def row_loss(position: int, text: str, weighted: str = "") -> Writer:
 
     def write(node: fx.Node) -> str | None:
         operands = text.split(", ")
-        given = tensors(node)
-        if [t.dim() for t in given] != [len(dims.split()) for dims in operands[: len(given)]]:
+        operand_tensors = tensors(node)
+        if [t.dim() for t in operand_tensors] != [len(dims.split()) for dims in operands[: len(operand_tensors)]]:
             return None
         if any(argument(node, name, 99) is not None for name in ("size_average", "reduce")):
             return None
         reduction = argument(node, "reduction", position, "mean")
-        linear = f"| {weighted}" if weighted and len(given) == len(operands) else ""
+        linear = f"| {weighted}" if weighted and len(operand_tensors) == len(operands) else ""
         output = {"none": f"n {linear}", "sum": linear, "mean": "| n @mean"}[reduction]
-        return f"{', '.join(operands[: len(given)])} -> {output}"
+        return f"{', '.join(operands[: len(operand_tensors)])} -> {output}"
 
     return write
 

@@ -72,7 +72,7 @@ def kron(node: fx.Node) -> str:
     left, right = ([f"{side}{i}" for i in range(len(input_shape(node, k)))] for k, side in enumerate("ab"))
     rank = max(len(left), len(right))
     pairs = zip([""] * (rank - len(left)) + left, [""] * (rank - len(right)) + right, strict=True)
-    merged = (f"({one} {other})" if one and other else one or other for one, other in pairs)
+    merged = (f"({outer} {inner})" if outer and inner else outer or inner for outer, inner in pairs)
     return f"{' '.join(left)}, {' '.join(right)} -> {' '.join(merged)}{EACH}"
 
 

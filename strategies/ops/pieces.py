@@ -95,17 +95,17 @@ def narrow(node: fx.Node) -> str:
     return f"{' -> '.join(sides)} | linear @slice"
 
 
-def _slice(name: str, length: int, start: int, taken: int, step: int) -> tuple[str, str]:
-    """The text of a dim before and after the slice `start::step` of `taken` elements."""
-    if taken == length and step == 1:
+def _slice(name: str, length: int, start: int, elements: int, step: int) -> tuple[str, str]:
+    """The text of a dim before and after the slice `start::step` of `elements` elements."""
+    if elements == length and step == 1:
         return name, name
     if step > 1:
-        whole_steps = length % step == 0 and start < step and taken == length // step
-        return (f"({name}={taken} _)", name) if whole_steps else ("_", "_")
-    unit = math.gcd(start, taken, length)
+        whole_steps = length % step == 0 and start < step and elements == length // step
+        return (f"({name}={elements} _)", name) if whole_steps else ("_", "_")
+    unit = math.gcd(start, elements, length)
     if unit < 2:
         return "_", "_"
-    return f"(_ {name}={unit})", name if taken == unit else f"(_ {name}={unit})"
+    return f"(_ {name}={unit})", name if elements == unit else f"(_ {name}={unit})"
 
 
 def windows(node: fx.Node) -> str:
@@ -132,10 +132,10 @@ def fold(node: fx.Node) -> str:
 def getitem(node: fx.Node) -> str | None:
     """`tensor[key]`: numbers, slices, None and ellipsis cut; integer tensors look up, and their dims go where torch
     puts them."""
-    found = _indexed(input_shape(node), node.args[1])
-    if found is None:
+    indexed = _indexed(input_shape(node), node.args[1])
+    if indexed is None:
         return None
-    before, after, lookups = found
+    before, after, lookups = indexed
     cut = any("(" in dim for dim in before)
     texts = ", ".join(map(" ".join, [before, *lookups]))
     return f"{texts} -> {' '.join(after)} | {'linear:0' if lookups else 'linear'}{' @slice' if cut else ''}"
@@ -151,10 +151,10 @@ def write(node: fx.Node) -> str | None:
     mask = node.args[1][0] if isinstance(node.args[1], (tuple, list)) and len(node.args[1]) == 1 else node.args[1]
     if _is_tensor(mask) and value(mask).dtype == torch.bool:
         return _masked_write(node, value(mask).dim())
-    found = _indexed(input_shape(node), node.args[1])
-    if found is None:
+    indexed = _indexed(input_shape(node), node.args[1])
+    if indexed is None:
         return None
-    before, after, lookups = found
+    before, after, lookups = indexed
     before = ["_" if "(" in dim else dim for dim in before]
     texts = [before, *(["_"] * len(dims) for dims in lookups)]
     if _is_tensor(node.args[2]):
@@ -185,14 +185,14 @@ def _masked_write(node: fx.Node, masked: int) -> str | None:
 def index_put(node: fx.Node) -> str | None:
     """`index_put(input, indices, values)`: splits the dims after the indexed ones; jointly linear in input and
     values."""
-    given = argument(node, "indices", 1)
-    if any(i.dtype == torch.bool for i in given):
+    indices = argument(node, "indices", 1)
+    if any(i.dtype == torch.bool for i in indices):
         return None
-    names = ["_" if i < len(given) else n for i, n in enumerate(letters(len(input_shape(node))))]
-    looked_up = max(i.dim() for i in given)
+    names = ["_" if i < len(indices) else n for i, n in enumerate(letters(len(input_shape(node))))]
+    looked_up = max(i.dim() for i in indices)
     shape = tensors(node)[-1].dim()
-    values = [*["_"] * looked_up, *names[len(given) :]]
-    texts = [names, *(["_"] * i.dim() for i in given), values[len(values) - shape :]]
+    values = [*["_"] * looked_up, *names[len(indices) :]]
+    texts = [names, *(["_"] * i.dim() for i in indices), values[len(values) - shape :]]
     return f"{', '.join(map(' '.join, texts))} -> {' '.join(names)} | linear:0+{len(texts) - 1}"
 
 
@@ -224,9 +224,9 @@ def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list
         name, length = next(names)
         if isinstance(i, slice):
             start, stop, step = i.indices(length)
-            cut, kept = _slice(name, length, start, len(range(start, stop, step)), step)
+            cut, uncut = _slice(name, length, start, len(range(start, stop, step)), step)
             before.append(cut)
-            after.append(kept)
+            after.append(uncut)
         else:
             before.append("_")
             places += [] if isinstance(i, int) else [len(after)]

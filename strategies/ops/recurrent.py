@@ -16,12 +16,12 @@ def recurrent(states: int) -> Writer:
     """
 
     def write(node: fx.Node) -> str | None:
-        given = tensors(node)
+        inputs = tensors(node)
         is_packed = not isinstance(value(node.args[2]), (tuple, list))
-        if is_packed or given[0].dim() != 3:
+        if is_packed or inputs[0].dim() != 3:
             return None
         batched = "b _ _" if argument(node, "batch_first", 8, False) else "_ b _"
-        operands = [batched, *["_ b _"] * states, *(" ".join("_" * w.dim()) for w in given[1 + states :])]
+        operands = [batched, *["_ b _"] * states, *(" ".join("_" * w.dim()) for w in inputs[1 + states :])]
         outputs = [batched, *["_ b _"] * (len(output_shapes(node)) - 1)]
         layers, dropout = argument(node, "num_layers", 4, 1), argument(node, "dropout", 5, 0.0)
         drops = argument(node, "train", 6, False) and dropout > 0 and layers > 1

@@ -29,9 +29,9 @@ def reduction(notes: str, *, factor_notes: str = "", split: bool = True, positio
         names = letters(rank)
         name = "axis" if "axis" in node.kwargs else "dim"
         dims = set(dims_of(integers(node, name, position), rank))
-        kept = len(output_shapes(node)[0]) == rank and rank > 0
+        keepdim = len(output_shapes(node)[0]) == rank and rank > 0
         inside = [n if split or i not in dims else f"{n}!" for i, n in enumerate(names)]
-        outside = [n if i not in dims else "1" for i, n in enumerate(names) if kept or i not in dims]
+        outside = [n if i not in dims else "1" for i, n in enumerate(names) if keepdim or i not in dims]
         extra = [f"{names[i]} {factor_notes}" for i in sorted(dims)] if factor_notes and split else []
         notes_text = ", ".join([*([notes] if notes else []), *extra])
         outputs = ", ".join([" ".join(outside)] * len(output_shapes(node)))
@@ -79,8 +79,8 @@ def select_along(node: fx.Node) -> str:
 
 def histogram(node: fx.Node) -> str:
     """Counts of parts add up if the bounds are given; otherwise the bounds are the extrema of the whole tensor."""
-    given = argument(node, "min", 2, 0) < argument(node, "max", 3, 0)
-    return "... -> _" if given else "...! -> _"
+    has_bounds = argument(node, "min", 2, 0) < argument(node, "max", 3, 0)
+    return "... -> _" if has_bounds else "...! -> _"
 
 
 RULES: dict[str, str | Writer] = {

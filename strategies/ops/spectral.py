@@ -27,11 +27,11 @@ def transform(node: fx.Node) -> str:
 
 def windowed(node: fx.Node) -> str | None:
     """`stft(input, n_fft, hop_length, win_length, window, ...)` and `istft`: only the batch dim can be split."""
-    shape, (made, *_) = input_shape(node), output_shapes(node)
+    shape, (output_shape, *_) = input_shape(node), output_shapes(node)
     rows = len(shape) > (2 if op_name(node) == "istft" else 1)
-    given, found = (" ".join(["b"] * rows + ["_"] * (len(side) - rows)) for side in (shape, made))
+    input_text, output_text = (" ".join(["b"] * rows + ["_"] * (len(side) - rows)) for side in (shape, output_shape))
     signature = "input n_fft hop_length win_length window"
-    return by_name(signature, f"{found} | linear:0", input=given, window="_")(node)
+    return by_name(signature, f"{output_text} | linear:0", input=input_text, window="_")(node)
 
 
 _KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")

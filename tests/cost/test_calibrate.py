@@ -124,7 +124,7 @@ def test_a_busy_machine_is_measured_with_fewer_repeats(monkeypatch: pytest.Monke
 def test_of_times_that_are_mostly_hidden_the_spread_is_one_of_their_mean() -> None:
     """The time of a collective beside compute is a difference, and may be 0 in most repeats, as the median was."""
     measuring = calibrate._Measuring(None, "cpu", 1.0, "wall", print)
-    mean = measuring._kept("all_reduce", [1e-7] * 60 + [8e-3] * 40)
+    mean = measuring._mean("all_reduce", [1e-7] * 60 + [8e-3] * 40)
     assert mean == pytest.approx(30 / 90 * 8e-3, rel=1e-3)
     assert measuring.spreads == {"all_reduce": pytest.approx(4e-3 / mean, rel=1e-3)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,21 @@ def test_what_is_saved_can_be_read(alone: object, tmp_path: Path) -> None:
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
     assert again.keys() == state.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+
+
+class AsInDiffusers(nn.Linear):
+    """Saves its own `state_dict`, and takes no other."""
+
+    def save_pretrained(self, folder: str, **kwargs: object) -> None:
+        torch.save(self.state_dict(), Path(folder) / "weights.pt")
+
+
+def test_a_model_that_saves_its_own_state_is_saved_whole(alone: Any, tmp_path: Path) -> None:
+    model = autopar.autoparallelize(AsInDiffusers(4, 4), {"input": torch.ones(2, 4)}, alone)
+    save_pretrained(model, tmp_path)
+    saved = torch.load(tmp_path / "weights.pt")
+    assert [type(tensor) for tensor in saved.values()] == [torch.Tensor] * 2
+    assert "state_dict" not in vars(model)
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):

@@ -89,7 +89,7 @@ def check(
     found = 0
     for (i, source), (j, layout) in itertools.product(enumerate(sources), enumerate(wanted)):
         alone = one(source, layout, shape, mesh, grad)
-        if paths.found[i, j]:
+        if paths.possible[i, j]:
             assert [sent(paths, n) for n in paths.numbers[i, j] if n >= 0] == [
                 (step.axis, step.forward, step.backward) for step in alone or ()
             ]

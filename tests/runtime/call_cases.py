@@ -269,6 +269,42 @@ def numbers_that_change() -> dict[str, Any]:
     return found
 
 
+class Queued(nn.Module):
+    """A loss against the rows of earlier calls, which stand in a queue from a pointer on."""
+
+    def __init__(self, by_number: bool) -> None:
+        super().__init__()
+        self.layer, self.by_number = nn.Linear(16, 4), by_number
+        self.register_buffer("queue", torch.ones(32, 4))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, n = self.layer(x), len(x)
+        loss = (y @ self.queue.clone().T).square().mean()
+        if self.by_number:
+            first = int(self.pointer)
+            self.queue[first : first + n] = y.detach()
+        else:
+            self.queue.index_copy_(0, (self.pointer + torch.arange(n)) % len(self.queue), y.detach())
+        self.pointer.copy_((self.pointer + n) % 32)
+        return loss
+
+
+def numbers_of_buffers() -> dict[str, Any]:
+    """Warnings where forward reads a number that changes from a buffer; none where it computes with the buffer."""
+    mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), {}
+    for by_number in (True, False):
+        torch.manual_seed(0)
+        alone = Queued(by_number).double()
+        model = autopar.autoparallelize(copy.deepcopy(alone), {"x": rows(8)}, mesh)
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            errors = [abs(model(rows(8)).item() - alone(rows(8)).item()) for _ in range(4)]
+        assert max(errors) < 1e-12, errors
+        found[str(by_number)] = [str(w.message) for w in told if "reads a number" in str(w.message)]
+    return found
+
+
 def _case(kind: Callable[[str], float], preset: str) -> Callable[[], float]:
     return lambda: kind(preset)
 
@@ -280,5 +316,6 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "more_kinds_than_are_kept": more_kinds_than_are_kept,
         "in_use_all_along": in_use_all_along,
         "numbers_that_change": numbers_that_change,
+        "numbers_of_buffers": numbers_of_buffers,
     }
 }

@@ -14,6 +14,7 @@ from advice_cases import advised
 from habit_cases import planned
 from large_cases import refusal
 from loop_cases import PRESETS, ROWS, Net, whole
+from loop_op_cases import CASES as LOOP_OPS
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -78,6 +79,27 @@ def compared() -> list[bool]:
         *(not torch.allclose(weight, other) for other in (rows + 1, columns + 1, mine)),
         not torch.equal(weight, DTensor.from_local(mine, mesh, [Replicate()], run_check=False)),
     ]
+
+
+def in_place() -> dict[str, float]:
+    """Ops in place on norms and sums of parts, and on a list with a plain tensor: how far from those on wholes."""
+    planned("fsdp")
+    numbers = torch.arange(1.0, 17.0).view(4, 4)
+    sharded = distribute_tensor(numbers, init_device_mesh("cpu", (2,)), [Shard(0)])
+    ops: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "clip": lambda x: x.norm(dim=0, keepdim=True).clamp_(min=25.0).mul_(0.01),
+        "clamp_max_": lambda x: x.norm().clamp_max_(3.0),
+        "abs_": lambda x: x.sum(0).neg().abs_(),
+        "sqrt_": lambda x: x.sum().sqrt_().reciprocal_(),
+        "rsqrt_": lambda x: x.square().sum(0).rsqrt_(),
+        "log_": lambda x: x.amax(0).log_().pow_(2),
+        "itself": lambda x: (norm := x.norm(), norm.clamp_min_(40.0))[0],
+    }
+    found = {name: (whole(op(sharded)) - op(numbers)).abs().max().item() for name, op in ops.items()}
+    average, plain = sharded.clone(), torch.zeros(3)
+    torch._foreach_lerp_([average, plain], [sharded * 3, torch.ones(3)], weight=0.5)
+    found["average"] = (whole(average) - 2 * numbers).abs().max().item() + (plain - 0.5).abs().max().item()
+    return found
 
 
 class Given(torch.optim.SGD):
@@ -167,7 +189,17 @@ def saved_gradients(preset: str) -> list[str]:
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         case.__name__: case
-        for case in (submodule_loaded, tied_outside, formatted, compared, given_to_steps, early_steps, advised)
+        for case in (
+            submodule_loaded,
+            tied_outside,
+            formatted,
+            compared,
+            in_place,
+            given_to_steps,
+            early_steps,
+            advised,
+            *LOOP_OPS,
+        )
     }
     | {
         f"{case.__name__}-{preset}": partial(case, preset)

@@ -43,7 +43,7 @@ def llama(layers: int) -> nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[int], nn.Module], int]] = {"gpt2": (gpt2, 2), "llama": (llama, 8)}
-LAYERS, PRESETS = (1, 2, 4), ("ddp", "fsdp", "tp")
+LAYERS, PRESETS, MUON = (1, 2, 4), ("ddp", "fsdp", "tp"), ("ddp", "tp")
 
 
 class Words(nn.Module):
@@ -77,6 +77,15 @@ def peaks_of_words(bucket_bytes: int, shape: tuple[int, ...] = (2,), preset: str
         mesh = init_device_mesh("cpu", shape)
         model = autopar.autoparallelize(Words(4), batch, mesh, constraints=preset, optimizer="sgd")
     return measured(model, batch, torch.optim.SGD(model.parameters()))
+
+
+def peaks_of_muon(preset: str) -> dict[str, Any]:
+    """Muon's products of square matrices, which are as large as these, make the peak."""
+    batch = {"input": torch.randn(4, 128)}
+    layers = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(4)), nn.Flatten(0))
+    mesh = init_device_mesh("cpu", (2,))
+    model = autopar.autoparallelize(layers, batch, mesh, constraints=[preset, "output:* = R"], optimizer="muon")
+    return measured(model, batch, torch.optim.Muon(model.parameters()), torch.sum)
 
 
 def loss_of(output: Any) -> torch.Tensor:
@@ -113,7 +122,8 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         for layers in LAYERS
         for preset in PRESETS
     }
-    | {f"words, {size >> 10} KiB": functools.partial(peaks_of_words, size) for size in (64 << 20, 1 << 20, 256 << 10)},
+    | {f"words, {size >> 10} KiB": functools.partial(peaks_of_words, size) for size in (64 << 20, 1 << 20, 256 << 10)}
+    | {f"muon, {preset}": functools.partial(peaks_of_muon, preset) for preset in MUON},
     4: {  # one rank's shard of a weight larger than a bucket
         f"words, {size >> 10} KiB, {preset}": functools.partial(peaks_of_words, size, (2, 2), preset)
         for size in (64 << 20, 256 << 10)

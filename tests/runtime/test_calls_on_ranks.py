@@ -131,6 +131,14 @@ def test_a_number_that_changes_is_told_once(two: Two) -> None:
         assert found["error"] < 1e-6
 
 
+def test_a_number_read_from_a_buffer_that_changes_is_told(two: Two) -> None:
+    """The queue of momentum contrast, whose pointer `int()` reads: each place in the queue has a plan of its own."""
+    for found in values(two(CALLS), "numbers_of_buffers"):
+        assert not found["False"]
+        (told,) = found["True"]
+        assert "int() at" in told and "call_cases.py" in told and "(now 16)" in told
+
+
 def test_graphs_in_use_do_not_give_way(two: Two) -> None:
     assert values(two(CALLS), "in_use_all_along") == [{"planned": 1, "batch": 4}] * 2
 

@@ -36,6 +36,12 @@ def test_tensors_that_lie_otherwise_are_compared_as_wholes(ranks: list[dict[str,
         assert all(answers), answers
 
 
+def test_ops_in_place_equal_those_on_wholes(ranks: list[dict[str, Any]]) -> None:
+    """Adaptive gradient clipping clamps norms in place; averages of a model mix its parameters and buffers."""
+    for found in values(ranks, "in_place"):
+        assert max(found.values()) < 1e-5, found
+
+
 def test_steps_get_what_they_are_given(ranks: list[dict[str, Any]]) -> None:
     for found in values(ranks, "given_to_steps"):
         assert {what: got for what, got in found.items() if not all(got)} == {}
@@ -49,6 +55,22 @@ def test_steps_past_gradients_that_wait_are_refused(ranks: list[dict[str, Any]])
 
 def test_errors_of_torch_are_printed_with_what_to_write_instead(ranks: list[dict[str, Any]]) -> None:
     assert values(ranks, "advised") == [[], []]
+
+
+def test_ops_of_optimizers_give_what_they_give_on_wholes(ranks: list[dict[str, Any]]) -> None:
+    assert values(ranks, "ops_on_parts") == [{}, {}]
+
+
+def test_no_write_into_a_part_is_lost(ranks: list[dict[str, Any]]) -> None:
+    for told in values(ranks, "lost_writes"):
+        of_norm = told.pop("a view of a norm")
+        assert "writes a negative number into a view of a norm" in of_norm
+        assert {what: error for what, error in told.items() if "the write would be lost" not in error} == {}
+    assert all(values(ranks, "columns_written"))
+
+
+def test_state_that_is_a_sum_of_parts_is_saved(ranks: list[dict[str, Any]]) -> None:
+    assert max(values(ranks, "parts_of_sums_saved")) < 1e-12
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -257,7 +257,7 @@ def test_what_forward_leaves_for_the_loop_or_the_next_call_is_set():
     ):
         traced = trace(model, dict(x=torch.randn(1, 3, 2)))
     assert model.state is None and not model.outputs and not hasattr(model, "loss")
-    assert dict(traced.set_attributes).keys() == {""} and {name for _, name in traced.set_attributes} == {
+    assert dict(traced.set_by_calls.names).keys() == {""} and {name for _, name in traced.set_by_calls.names} == {
         "state",
         "loss",
     }
@@ -285,7 +285,7 @@ class Counted(nn.Module):
 def test_a_count_is_a_state_and_a_table_is_none(count):
     model = Counted(count)
     traced = trace(model, dict(x=torch.randn(1, 2)))
-    assert [*traced.states] == ["model.count"] and traced.set_attributes == (("", "count"),)
+    assert [*traced.states] == ["model.count"] and traced.set_by_calls.names == (("", "count"),)
     assert model.count is count and (count is None or count == 2)
     given = [torch.randn(1, 2), *([] if count is None else [torch.tensor(5.0)])]
     values = traced.bind(given[:1], {"model.count": given[1]} if given[1:] else {})
@@ -308,9 +308,9 @@ class Going(nn.Module):
 
 
 def test_of_installed_modules_states_alone_are_set(monkeypatch):
-    assert trace(Going(), dict(x=torch.randn(1, 2))).set_attributes == (("", "made"), ("", "state"))
+    assert trace(Going(), dict(x=torch.randn(1, 2))).set_by_calls.names == (("", "made"), ("", "state"))
     monkeypatch.setattr("autopar.tracing.model_state.left_behind._is_installed", lambda kind: True)
-    assert trace(Going(), dict(x=torch.randn(1, 2))).set_attributes == (("", "state"),)
+    assert trace(Going(), dict(x=torch.randn(1, 2))).set_by_calls.names == (("", "state"),)
 
 
 def test_a_state_that_a_call_does_not_read_is_no_input_of_it():
@@ -327,7 +327,7 @@ def test_a_state_that_a_call_does_not_read_is_no_input_of_it():
     given = {State("", "state"): torch.ones(1, 2)}
     traced = trace(model, dict(x=torch.randn(1, 2)), states=given)
     assert [leaf.name for leaf in traced.inputs.leaves] == ["x"] and not traced.states
-    assert ("", "state") in traced.set_attributes
+    assert ("", "state") in traced.set_by_calls.names
 
 
 def test_a_trace_leaves_what_forward_writes_into_as_it_was():

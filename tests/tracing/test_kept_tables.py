@@ -112,13 +112,13 @@ def test_a_later_trace_is_told_what_is_kept(traces):
     model = Longer(None)
     first = trace(model, dict(x=torch.randn(3, 4, 2)))
     assert len(traces) == 2
-    trace(model.eval(), dict(x=torch.randn(3, 4, 2)), set_again=first.set_again)
+    trace(model.eval(), dict(x=torch.randn(3, 4, 2)), set_again=first.found_states.set_again)
     assert len(traces) == 3
 
 
 def test_what_is_set_before_it_is_read_takes_no_second_trace(traces):
     traced = trace(Begun(), dict(x=torch.randn(3, 4, 2)))
-    assert len(traces) == 1 and dict(traced.set_attributes) == {"": "aux"}
+    assert len(traces) == 1 and dict(traced.set_by_calls.names) == {"": "aux"}
 
 
 @pytest.mark.parametrize("draw", [torch.rand_like, nn.functional.dropout])

@@ -203,6 +203,10 @@ def test_what_distributions_check_of_their_parameters_is_believed():
         lambda x: torch.full_like(x[:, 0], True, dtype=torch.bool),
         lambda x: x.new_ones(2, 3),
         lambda x: x.new_full((3,), 1.0, device=x.device),
+        lambda x: x.new_tensor([1, 2]),
+        lambda x: torch.linspace(1, 2, 3, dtype=torch.float64).to(x),
+        lambda x: torch.arange(1, 4).type_as(x),
+        lambda x: torch.arange(2).to(x) + 1 if torch.arange(1, 3).to(x).all() else x,  # the second like the first
     ],
 )
 def test_what_is_filled_in_the_shape_of_unknown_data_is_known(make):
@@ -214,9 +218,12 @@ def test_what_is_filled_in_the_shape_of_unknown_data_is_known(make):
     assert torch.equal(traced.gm(x), x) and not traced.reads_values
 
 
-def test_what_is_filled_from_unknown_data_is_not_known():
+@pytest.mark.parametrize(
+    "make", [lambda x: x.new_full((3,), x.sum()), lambda x: x.new_tensor([x.sum()]), lambda x: x.to(torch.ones(3))]
+)
+def test_what_is_filled_from_unknown_data_is_not_known(make):
     def masked(x):
-        return x if x.new_full((3,), x.sum()).all() else x * 2
+        return x if make(x).all() else x * 2
 
     with pytest.raises((UnknownDataError, TraceError)):
         trace(masked, dict(x=torch.randn(3)))

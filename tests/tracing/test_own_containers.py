@@ -66,3 +66,30 @@ def test_containers_are_as_they_were():
         trace(model, dict(x=torch.randn(3, 2)))
     assert model.lists == {"inner": [1]} and model.lists["inner"] is inner
     assert [*model.last] == [1, 2] and model.kinds == {1}
+
+
+class Pair(tuple):
+    """A tuple that refuses to be counted, as `Irrep` of e3nn does."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+class WithPairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.pair = Pair((3, Pair(([self.layer.weight],))))
+
+    def forward(self, x):
+        factor, (weights,) = self.pair
+        return self.layer(x) * factor + weights[0].sum()
+
+
+def test_containers_that_cannot_be_counted_are_looked_into():
+    model, x = WithPairs(), torch.randn(3, 2)
+    traced = trace(model, dict(x=x))
+    assert torch.equal(traced.gm(x), model(x))
+    assert not traced.plain_values.on(model)()
+    model.pair = Pair((4, model.pair[1]))
+    assert traced.plain_values.on(model)()

@@ -59,7 +59,7 @@ def test_remembered_calls_are_written_down_as_calls_made_anew(name, monkeypatch)
     model = small(name).train()
     inputs = inputs_of(model)
     hits = 0
-    again = Runs.again
+    again = Runs.repeated_result
 
     def counted(runs, *call):
         nonlocal hits
@@ -69,7 +69,7 @@ def test_remembered_calls_are_written_down_as_calls_made_anew(name, monkeypatch)
 
     graphs = []
     for how in (counted, lambda runs, *call: None):
-        monkeypatch.setattr(Runs, "again", how)
+        monkeypatch.setattr(Runs, "repeated_result", how)
         graphs.append(trace(model, inputs).graph)
         monkeypatch.setattr(Runs, "run", lambda runs, func, args, kwargs: func(*args, **kwargs))
     remembered, anew = graphs

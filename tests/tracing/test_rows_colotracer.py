@@ -49,7 +49,7 @@ def test_c05() -> None:
 
     m = mk(f)
     t = mt.trace(m, dict(x=R(3, 4)))
-    assert t.val(t.one("sum")).shape == (3, 2) and same(t, m, R(3, 4))
+    assert t.val(t.find_one("sum")).shape == (3, 2) and same(t, m, R(3, 4))
 
 
 def test_c06() -> None:
@@ -80,21 +80,21 @@ def test_c09() -> None:
     """`torch.arange` sized by a traced extent becomes a node that depends on the input"""
     m = mk(lambda self, x: x + torch.arange(x.size(0)))
     t = mt.trace(m, dict(x=R(4)))
-    assert t.one("arange").all_input_nodes and same(t, m, R(4))
+    assert t.find_one("arange").all_input_nodes and same(t, m, R(4))
 
 
 def test_c10() -> None:
     """`torch.zeros` / `torch.ones` sized by traced extents (varargs and tuple form)"""
     m = mk(lambda self, x: x + torch.zeros(x.size(0), 3) + torch.ones((x.size(0), 3)))
     t = mt.trace(m, dict(x=R(2, 3)))
-    assert t.val(t.one("zeros")).shape == (2, 3) and t.one("ones").all_input_nodes
+    assert t.val(t.find_one("zeros")).shape == (2, 3) and t.find_one("ones").all_input_nodes
 
 
 def test_c11() -> None:
     """`torch.full` and `torch.full_like`"""
     m = mk(lambda self, x: torch.full((x.size(0),), 2.5) * torch.full_like(x, 3.0))
     t = mt.trace(m, dict(x=R(4)))
-    assert t.val(t.one("full")).shape == (4,)
+    assert t.val(t.find_one("full")).shape == (4,)
     assert same(t, m, R(4))
 
 
@@ -102,7 +102,7 @@ def test_c12() -> None:
     """`torch.eye` and `torch.empty`"""
     m = mk(lambda self, x: x @ torch.eye(x.size(1)) + torch.empty(x.shape[0], x.size(1)).fill_(1.0))
     t = mt.trace(m, dict(x=R(3, 2)))
-    assert t.one("eye").all_input_nodes
+    assert t.find_one("eye").all_input_nodes
     assert same(t, m, R(3, 2))
 
 
@@ -134,21 +134,21 @@ def test_c16() -> None:
     m = mk(lambda self, x: self.l(x).relu().long(), l=nn.Linear(3, 5))
     t = mt.trace(m, dict(x=R(2, 3)))
     assert all(t.val(n) is not None for n in t.graph.nodes if n.op != "output")
-    assert t.val(t.one("long")).dtype == torch.int64 and t.val(t.one("long")).shape == (2, 5)
+    assert t.val(t.find_one("long")).dtype == torch.int64 and t.val(t.find_one("long")).shape == (2, 5)
 
 
 def test_c17() -> None:
     """multi-output operations keep a tuple of metas; element access is its own node"""
     m = mk(lambda self, x: (lambda a, b: a - b)(*x.chunk(2, 1)))
     t = mt.trace(m, dict(x=R(2, 6)))
-    assert [v.shape for v in t.val(t.one("chunk"))] == [(2, 3), (2, 3)] and same(t, m, R(2, 6))
+    assert [v.shape for v in t.val(t.find_one("chunk"))] == [(2, 3), (2, 3)] and same(t, m, R(2, 6))
 
 
 def test_c18() -> None:
     """a parameter access is a `get_attr` node (one per parameter) whose meta is still marked a Parameter"""
     m = mk(lambda self, x: x * self.w + self.w, w=nn.Parameter(R(3)))
     t = mt.trace(m, dict(x=R(2, 3)))
-    assert t.one("w").op == "get_attr" and isinstance(t.val(t.one("w")), nn.Parameter)
+    assert t.find_one("w").op == "get_attr" and isinstance(t.val(t.find_one("w")), nn.Parameter)
 
 
 def test_c19() -> None:
@@ -156,7 +156,7 @@ def test_c19() -> None:
     m = mk(lambda self, x: x + self.b)
     m.register_buffer("b", R(3))
     t = mt.trace(m, dict(x=R(2, 3)))
-    assert t.one("b").op == "get_attr" and t.gm.b is m.b
+    assert t.find_one("b").op == "get_attr" and t.gm.b is m.b
 
 
 def test_c20() -> None:
@@ -240,7 +240,7 @@ def test_c30() -> None:
     inner = lambda x: torch.cos(x)
     outer = lambda x: torch.exp(checkpoint(inner, torch.sin(x)))
     t = mt.trace(mk(lambda self, x: checkpoint(outer, x)), dict(x=R(2)))
-    a, b, c = (t.region(t.one(n)) for n in ("sin", "cos", "exp"))
+    a, b, c = (t.region(t.find_one(n)) for n in ("sin", "cos", "exp"))
     assert a == c and len(b) == 2 and b[0] == a[0]
 
 
@@ -248,7 +248,7 @@ def test_c31() -> None:
     """reentrant and non-reentrant checkpoint, and `from ... import checkpoint` aliases, are all seen"""
     for re in (True, False):
         t = mt.trace(mk(lambda self, x: checkpoint(torch.sin, x, use_reentrant=re)), dict(x=R(2).requires_grad_()))
-        assert t.region(t.one("sin")) == (0,)
+        assert t.region(t.find_one("sin")) == (0,)
 
 
 def test_c32() -> None:
@@ -294,7 +294,7 @@ def test_c35() -> None:
 
     with mt.leaf_rule(Fused, lambda mod, x: x.new_empty(x.shape[0], 7)):
         t = mt.trace(mk(lambda self, x: self.f(x) + 1, f=Fused()), dict(x=R(2, 3)))
-    assert t.one("f").op == "call_module" and t.val(t.one("add")).shape == (2, 7)
+    assert t.find_one("f").op == "call_module" and t.val(t.find_one("add")).shape == (2, 7)
 
 
 def test_c36() -> None:
@@ -435,4 +435,4 @@ def test_c51() -> None:
     with torch.device("meta"):
         m = nn.Sequential(nn.Linear(10000, 10000), nn.ReLU())
     t = mt.trace(m, dict(input=R(2, 10000)))
-    assert t.val(t.one("1")).shape == (2, 10000)
+    assert t.val(t.find_one("1")).shape == (2, 10000)

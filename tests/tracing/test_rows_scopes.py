@@ -22,28 +22,28 @@ def test_d03() -> None:
     sub = mk(lambda self, x: x.transpose(0, 1))
     m = mk(lambda self, x: self.s(x) + 1, s=sub)
     t = mt.trace(m, dict(x=R(2, 3)))
-    assert t.scope(t.one("transpose")) == mt.Scope("s", type(sub))
+    assert t.scope(t.find_one("transpose")) == mt.Scope("s", type(sub))
 
 
 def test_d04() -> None:
     """nodes of the root's own forward have the root scope (empty path, type None)"""
     m = mk(lambda self, x: self.a(x) * 2, a=nn.ReLU())
     t = mt.trace(m, dict(x=R(2)))
-    assert t.scope(t.one("mul")) == mt.Scope("", None)
+    assert t.scope(t.find_one("mul")) == mt.Scope("", None)
 
 
 def test_d05() -> None:
     """nested calls: the innermost module wins and its full qualified path is known"""
     m = nn.Sequential(nn.Sequential(mk(lambda self, x: x.sin())))
     t = mt.trace(m, dict(input=R(2)))
-    assert t.scope(t.one("sin")).module_path == "0.0" and t.scope_stack(t.one("sin")) == ["", "0", "0.0"]
+    assert t.scope(t.find_one("sin")).module_path == "0.0" and t.scope_stack(t.find_one("sin")) == ["", "0", "0.0"]
 
 
 def test_d06() -> None:
     """a leaf's `call_module` node is attributed to the leaf itself"""
     m = mk(lambda self, x: self.l(x), l=nn.Linear(2, 2))
     t = mt.trace(m, dict(x=R(1, 2)))
-    assert t.scope(t.one("l")) == mt.Scope("l", nn.Linear)
+    assert t.scope(t.find_one("l")) == mt.Scope("l", nn.Linear)
 
 
 def test_d07() -> None:
@@ -59,8 +59,8 @@ def test_d08() -> None:
     t = mt.trace(m, dict(x=R(2)))
     assert (
         [t.scope(n).module_path for n in t.find("sin")] == ["a", "a"]
-        and t.scope(t.one("cos")).module_path == "b"
-        and t.scope(t.one("sub")).module_path == ""
+        and t.scope(t.find_one("cos")).module_path == "b"
+        and t.scope(t.find_one("sub")).module_path == ""
     )
 
 
@@ -80,7 +80,7 @@ def test_d10() -> None:
         pass
 
     t = mt.trace(nn.Sequential(Cast8(), nn.ReLU()), dict(input=R(1)), leaf_policy="flat", leaf_types=(Cast,))
-    assert t.one("0").op == "call_module" and "1" not in names(t)
+    assert t.find_one("0").op == "call_module" and "1" not in names(t)
 
 
 def test_d11() -> None:

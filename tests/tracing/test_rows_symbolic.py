@@ -250,7 +250,7 @@ def test_y27() -> None:
     """`torch.cat` works on lists/tuples of traced tensors, with `dim` or `axis`, and mixed with constant tensors"""
     m = mk(lambda self, x, y: torch.cat([x, y], axis=1))
     t = mt.trace(m, dict(x=R(2, 1), y=R(2, 2)))
-    assert t.one("cat").target is torch.cat and same(t, m, R(2, 1), R(2, 2))
+    assert t.find_one("cat").target is torch.cat and same(t, m, R(2, 1), R(2, 2))
 
 
 def test_y28() -> None:
@@ -271,7 +271,7 @@ def test_y29() -> None:
     """Python types used as dtypes are translated: bool, int, float, complex"""
     m = mk(lambda self, x: x.to(bool))
     t = mt.trace(m, dict(x=R(2)))
-    assert t.val(t.one("to")).dtype == torch.bool and same(t, m, R(2))
+    assert t.val(t.find_one("to")).dtype == torch.bool and same(t, m, R(2))
 
 
 def test_y30() -> None:
@@ -330,7 +330,7 @@ def test_y36() -> None:
 
     m = mk(lambda self, x: scan(lambda c, a: (c + a, c * a), torch.zeros(4), x))
     t = mt.trace(m, dict(x=R(3, 4)))
-    assert "scan" in names(t) and [tuple(v.shape) for v in leaves(t.val(t.one("scan")))] == [(4,), (3, 4)]
+    assert "scan" in names(t) and [tuple(v.shape) for v in leaves(t.val(t.find_one("scan")))] == [(4,), (3, 4)]
 
 
 def test_y37() -> None:

@@ -77,8 +77,8 @@ class _Turn(nn.Module):
 
 def test_the_scope_of_a_method_call_in_a_submodule_and_in_the_root() -> None:
     traced = trace(_Scoped(), {"x": torch.empty(2, 3)})
-    assert traced.scope(traced.one("transpose")) == Scope("inner", _Turn)
-    assert traced.scope(traced.one("contiguous")) == Scope("", None)
+    assert traced.scope(traced.find_one("transpose")) == Scope("inner", _Turn)
+    assert traced.scope(traced.find_one("contiguous")) == Scope("", None)
 
 
 def test_bert_by_three_input_names() -> None:

@@ -9,7 +9,7 @@ import torch
 from autopar.layout import Layout
 from autopar.precision import Precision
 
-_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "adafactor": 1}
+_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "adafactor": 1, "lion": 1, "muon": 2}
 OPTIMIZERS = tuple(_STATES)
 
 
@@ -30,7 +30,9 @@ def state_bytes(
 
 def _elements(optimizer: str, shape: tuple[int, ...]) -> int:
     """Elements of an optimizer's state. Adafactor keeps, except for vectors, a mean over rows and one over columns
-    (arXiv 1804.04235)."""
+    (arXiv 1804.04235); Muon one momentum for matrices, and AdamW's state for other parameters, which AdamW updates."""
+    if optimizer == "muon" and len(shape) == 2:
+        return math.prod(shape)
     if optimizer != "adafactor" or len(shape) < 2:
         return _STATES[optimizer] * math.prod(shape)
     return math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]

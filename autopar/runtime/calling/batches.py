@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 
 from autopar.errors import InputError
 from autopar.layout import Layout, take_shard
-from autopar.runtime.calling.calls import Lies
+from autopar.runtime.calling.calls import LayoutOnMesh
 from autopar.runtime.planned import Planned
 from autopar.runtime.stored.carried import planned_of
 
@@ -35,16 +35,17 @@ def local_batch(model: nn.Module, batch: Any) -> Any:
     Raises InputError if the ranks cannot share the rows evenly, and for more inputs than the model takes.
     """
     planned = planned_of(model)
-    lies = planned.programs.first.inputs
-    if all(layout.is_replicated for layout, _ in lies.values()):
+    layouts = planned.programs.first.inputs
+    if all(layout.is_replicated for layout, _ in layouts.values()):
         return batch
     parameters = inspect.signature(model.forward).parameters
     names = list(parameters)
     if isinstance(batch, Mapping):
-        taken = {name for name in batch if not {name, f"{name}_0"}.isdisjoint({*parameters, *lies})}
-        length = _length({name: value for name, value in batch.items() if name in taken}, lies)
+        input_names = {name for name in batch if not {name, f"{name}_0"}.isdisjoint({*parameters, *layouts})}
+        length = _length({name: value for name, value in batch.items() if name in input_names}, layouts)
         return {
-            name: _part(name, value, planned, lies, length, is_input=name in taken) for name, value in batch.items()
+            name: _part(name, value, planned, layouts, length, is_input=name in input_names)
+            for name, value in batch.items()
         }
     if isinstance(batch, (tuple, list)):
         if len(batch) > len(names) and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
@@ -52,10 +53,10 @@ def local_batch(model: nn.Module, batch: Any) -> Any:
                 f"{len(batch)} positional inputs were given, and the model takes {len(names)}: {names}; what it does "
                 "not take (targets) is cut by name, local_batch(model, {'name': tensor})"
             )
-        length = _length(dict(zip(names, batch, strict=False)), lies)
-        parts = [_part(name, value, planned, lies, length) for name, value in zip(names, batch, strict=False)]
+        length = _length(dict(zip(names, batch, strict=False)), layouts)
+        parts = [_part(name, value, planned, layouts, length) for name, value in zip(names, batch, strict=False)]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return _part(names[0], batch, planned, lies, _length({names[0]: batch}, lies))
+    return _part(names[0], batch, planned, layouts, _length({names[0]: batch}, layouts))
 
 
 def sampler(
@@ -129,13 +130,13 @@ class PartSampler(Sampler[int]):
 
 def _of_rows(planned: Planned) -> tuple[Layout, int]:
     """The layout of inputs with rows, and the number of rows in the example."""
-    lies = [(layout, shape) for layout, shape in planned.programs.first.inputs.values() if shape and shape[0] > 1]
-    lies.sort(key=lambda one: one[0].is_replicated)
-    if not lies:
+    layouts = [(layout, shape) for layout, shape in planned.programs.first.inputs.values() if shape and shape[0] > 1]
+    layouts.sort(key=lambda entry: entry[0].is_replicated)
+    if not layouts:
         raise InputError(
             "the example had one row, so that nothing says how many a batch has: give an example with more"
         )
-    layout, shape = lies[0]
+    layout, shape = layouts[0]
     return layout, shape[0]
 
 
@@ -148,27 +149,33 @@ def _named(name: str, value: Any) -> list[tuple[str, Any]]:
     return [(f"{name}_{next(places)}" if isinstance(leaf, torch.Tensor) else name, leaf) for leaf in leaves]
 
 
-def _length(batch: Mapping[str, Any], lies: Mapping[str, Lies]) -> int | None:
+def _length(batch: Mapping[str, Any], layouts: Mapping[str, LayoutOnMesh]) -> int | None:
     """Number of rows of a batch: that of an input with rows in the example, or of the first tensor if none is known."""
     leaves = [leaf for name, value in batch.items() for leaf in _named(name, value)]
     lengths = {name: len(leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
-    if lies.keys().isdisjoint(lengths):
+    if layouts.keys().isdisjoint(lengths):
         return next(iter(lengths.values()), None)
-    return next((n for name, n in lengths.items() if name in lies and not lies[name][0].is_replicated), None)
+    return next((n for name, n in lengths.items() if name in layouts and not layouts[name][0].is_replicated), None)
 
 
 def _part(
-    name: str, value: Any, planned: Planned, lies: Mapping[str, Lies], length: int | None, *, is_input: bool = True
+    name: str,
+    value: Any,
+    planned: Planned,
+    layouts: Mapping[str, LayoutOnMesh],
+    length: int | None,
+    *,
+    is_input: bool = True,
 ) -> Any:
     """This rank's part of an argument. An input that the example did not have has rows if its first dim is `length`,
     the number of rows of the batch."""
     parts = []
     for own_name, leaf in _named(name, value):
-        known = lies.get(own_name) if is_input else _of_rows(planned)
+        known_layout = layouts.get(own_name) if is_input else _of_rows(planned)
         if isinstance(leaf, torch.Tensor):
-            if known is None and leaf.ndim and len(leaf) == length:
-                known = _of_rows(planned)
-            parts.append(leaf if known is None else _cut(name, leaf, known[0], planned))
+            if known_layout is None and leaf.ndim and len(leaf) == length:
+                known_layout = _of_rows(planned)
+            parts.append(leaf if known_layout is None else _cut(name, leaf, known_layout[0], planned))
         else:
             parts.append(leaf)
     return pytree.tree_unflatten(parts, pytree.tree_structure(value))

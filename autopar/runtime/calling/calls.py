@@ -27,7 +27,7 @@ _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.pat
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional arguments, and those by name."""
-Lies = tuple[Layout, tuple[int, ...]]
+LayoutOnMesh = tuple[Layout, tuple[int, ...]]
 """The layout of an input, and the shape of the mesh."""
 Order = tuple[int | torch.Tensor, ...]
 """For each placeholder, the index of its value among the leaves of a call, or the tensor itself if it is a default."""
@@ -78,12 +78,12 @@ def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tupl
             'a DTensor is passed to a model that was planned with inputs="local", which takes each rank\'s own rows: '
             'plan both models with inputs="global", or pass tensor.to_local() where it holds this rank\'s own rows'
         )
-    made: list[tuple[DTensor, torch.Tensor]] = []  # a tensor passed twice stays one; compilers guard `id`
+    wholes: list[tuple[DTensor, torch.Tensor]] = []  # a tensor passed twice stays one; compilers guard `id`
 
     def gather(tensor: DTensor) -> torch.Tensor:
-        if not any(one is tensor for one, _ in made):
-            made.append((tensor, tensor.full_tensor()))
-        return next(whole for one, whole in made if one is tensor)
+        if not any(part is tensor for part, _ in wholes):
+            wholes.append((tensor, tensor.full_tensor()))
+        return next(whole for part, whole in wholes if part is tensor)
 
     whole: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(DTensor, gather, (args, kwargs))
     return whole
@@ -115,34 +115,37 @@ def _place(leaves: Sequence[Any], value: Any) -> Any:
 
 def global_stand_ins(
     called: Callable[..., Any],
-    known: Mapping[str, Lies],
-    rows: Lies | None,
+    known_layouts: Mapping[str, LayoutOnMesh],
+    rows: LayoutOnMesh | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     states: Collection[str] = (),
 ) -> Call:
     """The call with data-free tensors of global shapes in place of its tensors, which are this rank's parts.
 
-    `known`: layout and mesh shape of known inputs, by their names in a graph. `rows`: those of inputs with rows. They
-    are used for an unknown input whose first dim is as long as that of a known input with rows or, if no input is
-    known, of the first one. `states` do not count for this length, as their rows may lie along any dim.
-    """
+    `known_layouts`: layout and mesh shape of known inputs, by their names in a graph. `rows`: those of inputs with
+    rows. They are used for an unknown input whose first dim is as long as that of a known input with rows or, if no
+    input is known, of the first one. `states` do not count for this length, as their rows may lie along any dim."""
     tensors = tensors_of_call(called, args, kwargs)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in states}
     lengths = {name: len(tensor) for name, tensor in tensors.items() if tensor.ndim}
-    length = next((n for name, n in lengths.items() if name in known and not known[name][0].is_replicated), None)
-    if length is None and known.keys().isdisjoint(tensors):
+    length = next(
+        (n for name, n in lengths.items() if name in known_layouts and not known_layouts[name][0].is_replicated), None
+    )
+    if length is None and known_layouts.keys().isdisjoint(tensors):
         length = next(iter(lengths.values()), None)
 
-    made: dict[int, torch.Tensor] = {}  # a tensor that is passed twice stays one
+    stand_ins: dict[int, torch.Tensor] = {}  # a tensor that is passed twice stays one
 
     def stand_in(name: str, part: torch.Tensor) -> torch.Tensor:
-        if id(part) not in made:
-            lies = rows if name not in known and part.ndim and len(part) == length else known.get(name)
-            shape, stride = _global_look(part, lies)
-            made[id(part)] = torch.empty_strided(shape, stride, dtype=part.dtype, device="meta")
-            made[id(part)].requires_grad_(part.requires_grad)
-        return made[id(part)]
+        if id(part) not in stand_ins:
+            layout = (
+                rows if name not in known_layouts and part.ndim and len(part) == length else known_layouts.get(name)
+            )
+            shape, stride = _global_look(part, layout)
+            stand_ins[id(part)] = torch.empty_strided(shape, stride, dtype=part.dtype, device="meta")
+            stand_ins[id(part)].requires_grad_(part.requires_grad)
+        return stand_ins[id(part)]
 
     return _replaced(called, args, kwargs, stand_in)
 
@@ -151,9 +154,9 @@ def tensors_of_call(
     called: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
     """The tensors of a call, by their names in a graph."""
-    found: dict[str, torch.Tensor] = {}
-    _replaced(called, args, kwargs, lambda name, tensor: found.setdefault(name, tensor))
-    return found
+    tensors: dict[str, torch.Tensor] = {}
+    _replaced(called, args, kwargs, lambda name, tensor: tensors.setdefault(name, tensor))
+    return tensors
 
 
 def _replaced(
@@ -173,19 +176,19 @@ def replaced(argument: str, value: Any, other: Callable[[str, torch.Tensor], tor
     """An argument with each tensor replaced by `other(its name in the graph, tensor)`."""
     leaves, spec = pytree.tree_flatten(value)
     name, is_one, places = placeholder_name(argument), len(leaves) == 1 and leaves[0] is value, itertools.count()
-    made = [
+    others = [
         other(name if is_one else f"{name}_{next(places)}", leaf) if isinstance(leaf, torch.Tensor) else leaf
         for leaf in leaves
     ]
-    return pytree.tree_unflatten(made, spec)
+    return pytree.tree_unflatten(others, spec)
 
 
-def _global_look(part: torch.Tensor, lies: Lies | None) -> tuple[Sequence[int], Sequence[int]]:
+def _global_look(part: torch.Tensor, layout_on_mesh: LayoutOnMesh | None) -> tuple[Sequence[int], Sequence[int]]:
     """Shape and strides of the global tensor of which each rank has such a part; contiguous if the part is."""
     shape = list(part.shape)
     stride = list(lie_of(part) or torch.empty(part.shape, device="meta").stride())
-    if lies is not None:
-        layout, mesh_shape = lies
+    if layout_on_mesh is not None:
+        layout, mesh_shape = layout_on_mesh
         for placement, ranks in zip(layout.placements, mesh_shape, strict=True):
             if placement.is_sharded and placement.dim < len(shape):
                 shape[placement.dim] *= ranks
@@ -209,8 +212,8 @@ def description(
 ) -> str:
     """A description of a call, equal on ranks that make the same call; `reads_memory` as in `call_key`."""
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    same = repeated([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
-    words: list[object] = [torch.is_grad_enabled(), model.training, str(spec), same]
+    repeats = repeated([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    words: list[object] = [torch.is_grad_enabled(), model.training, str(spec), repeats]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             words.append((tuple(leaf.shape), str(leaf.dtype), leaf.requires_grad, lie_of(leaf) if reads_memory else ""))

@@ -66,8 +66,8 @@ class Entered(StandIn):
     def _runs_as_built(self, args: Any, kwargs: Any) -> bool:
         """Whether the user's own code can run: in a leaf, where parameters are local tensors, in a trace, where they
         are data-free, and on DTensors (which a model may return), since a layer's parameters are DTensors too."""
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if self.entry.method == "forward" and given and all(isinstance(tensor, DTensor) for tensor in given):
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if self.entry.method == "forward" and tensors and all(isinstance(tensor, DTensor) for tensor in tensors):
             return True
         if not any(isinstance(parameter, DTensor) for parameter in self.module.parameters()):
             return True

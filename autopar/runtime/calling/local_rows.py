@@ -41,23 +41,23 @@ def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) 
     """
     if programs[0].plan.inputs != "local":
         return
-    tensors = (tensors_of_call(model.forward, *one) for one in (passed, whole))
-    given, taken = ({name: tuple(tensor.shape) for name, tensor in one.items()} for one in tensors)
+    tensors = (tensors_of_call(model.forward, *call_tensors) for call_tensors in (passed, whole))
+    shapes, in_all = ({name: tuple(tensor.shape) for name, tensor in call_tensors.items()} for call_tensors in tensors)
     inputs = programs.first.inputs.items()
-    planned = {name: shape for name, (layout, shape) in inputs if not layout.is_replicated and name in given}
-    entire = [name for name, shape in planned.items() if given[name] == shape != taken[name]]
-    if entire and any(taken[name] == shape for name, shape in planned.items()):
+    planned = {name: shape for name, (layout, shape) in inputs if not layout.is_replicated and name in shapes}
+    entire = [name for name, shape in planned.items() if shapes[name] == shape != in_all[name]]
+    if entire and any(in_all[name] == shape for name, shape in planned.items()):
         name = entire[0]
         raise InputError(
             f'with inputs="local" each rank passes its rows of every input, and {name!r} was passed whole: taken for '
-            f"rows, it would be {taken[name]} in all, where the example is {planned[name]}. Pass this rank's part "
+            f"rows, it would be {in_all[name]} in all, where the example is {planned[name]}. Pass this rank's part "
             '(autopar.local_batch), keep what has no rows as a buffer of the model, or plan with inputs="global"'
         )
-    others = [name for name, shape in planned.items() if taken[name][:1] != shape[:1]]
+    others = [name for name, shape in planned.items() if in_all[name][:1] != shape[:1]]
     if others and torch.is_grad_enabled() and not any(program.checked for program in programs):
         name = others[0]
         warn(
-            f'with inputs="local" the rows of a batch are dim 0, and {name!r} of shape {given[name]} here is taken '
-            f"for rows of {taken[name]} in all; the plan was made for {planned[name]}. If the batch is on another "
+            f'with inputs="local" the rows of a batch are dim 0, and {name!r} of shape {shapes[name]} here is taken '
+            f"for rows of {in_all[name]} in all; the plan was made for {planned[name]}. If the batch is on another "
             'dim, put it first (batch_first=True), or plan with inputs="global"'
         )

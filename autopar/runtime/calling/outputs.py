@@ -18,56 +18,62 @@ from autopar.runtime.gradients.scaled_gradients import with_scaled_gradient
 from autopar.runtime.gradients.second_derivatives import are_differentiated, changed_owner
 from autopar.runtime.stored.parameters import placements
 
-Lies = tuple[Layout, tuple[int, ...], tuple[int, ...]] | None
+OutputLayout = tuple[Layout, tuple[int, ...], tuple[int, ...]] | None
 """Layout, global shape and global strides of an output; None for what is no tensor."""
 
 
-def returned(values: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, *, whole: bool) -> list[Any]:
+def returned(values: Sequence[Any], lie: Sequence[OutputLayout], device_mesh: DeviceMesh, *, whole: bool) -> list[Any]:
     """The outputs of a call as the user gets them."""
     beside_loss = torch.compiler.is_compiling() and any(map(is_loss, values))
     pairs = zip(values, lie, strict=True)
     return [for_user(*pair, device_mesh, beside_loss=beside_loss, whole=whole) for pair in pairs]
 
 
-def each_averaged(given: Sequence[Any], lie: Sequence[Lies], mesh: LocalMesh, dims: Sequence[int] = ()) -> list[Any]:
+def each_averaged(
+    values: Sequence[Any], lie: Sequence[OutputLayout], mesh: LocalMesh, dims: Sequence[int] = ()
+) -> list[Any]:
     """Average over the ranks the gradients of outputs that all ranks have whole, as DistributedDataParallel does: with
     rows of its own, each rank may compute a loss of its own from them.
 
     Not for a loss that is the only output, since all ranks then start from the same gradient, nor for outputs that have
     own rows by `dims`, which do this themselves (`rows_of_rank`).
     """
-    trained = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+    trained = [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
     if len(trained) == 1 and is_loss(trained[0]):
-        return list(given)
+        return list(values)
     along = iter(dims)
-    made = []
-    for value, at in zip(given, lie, strict=True):
+    averaged = []
+    for value, at in zip(values, lie, strict=True):
         own = at is not None and next(along, -1) >= 0
         is_plain = isinstance(value, torch.Tensor) and value.requires_grad and not isinstance(value, DTensor)
-        made.append(_MeanOfRanks.apply(value, mesh) if is_plain and not own else value)
-    return made
+        averaged.append(_MeanOfRanks.apply(value, mesh) if is_plain and not own else value)
+    return averaged
 
 
-def rows_or_whole(given: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, dims: Sequence[int]) -> list[Any]:
+def rows_or_whole(
+    values: Sequence[Any], lie: Sequence[OutputLayout], device_mesh: DeviceMesh, dims: Sequence[int]
+) -> list[Any]:
     """This rank's rows, along `dims`, of outputs that have rows, and the whole of others; differentiable."""
     along = iter(dims)
-    made = []
-    for value, at in zip(given, lie, strict=True):
+    results = []
+    for value, at in zip(values, lie, strict=True):
         dim = -1 if at is None else next(along)
         if dim >= 0:
             value = rows_of_rank(value, device_mesh, dim)
-        made.append(value.full_tensor() if isinstance(value, DTensor) else value)
-    return made
+        results.append(value.full_tensor() if isinstance(value, DTensor) else value)
+    return results
 
 
-def each_own_rows(given: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, dims: Sequence[int]) -> list[Any]:
+def each_own_rows(
+    values: Sequence[Any], lie: Sequence[OutputLayout], device_mesh: DeviceMesh, dims: Sequence[int]
+) -> list[Any]:
     """This rank's rows of all outputs; `dims`: for each tensor, the dim along which they lie."""
     along = iter(dims)
-    pairs = zip(given, lie, strict=True)
-    return [value if at is None else _own(value, device_mesh, next(along)) for value, at in pairs]
+    pairs = zip(values, lie, strict=True)
+    return [value if at is None else _rows_or_as_is(value, device_mesh, next(along)) for value, at in pairs]
 
 
-def _own(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor:
+def _rows_or_as_is(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor:
     """This rank's rows of an output along a dim, or the whole if `dim` is -1. While gradients are enabled, an output
     whose rows would have to be sent stays as it is."""
     if torch.is_grad_enabled() and not are_here(value, dim):
@@ -77,7 +83,7 @@ def _own(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def for_user(value: Any, output: Lies, device_mesh: DeviceMesh, *, beside_loss: bool, whole: bool) -> Any:
+def for_user(value: Any, output: OutputLayout, device_mesh: DeviceMesh, *, beside_loss: bool, whole: bool) -> Any:
     """A plain tensor where an output is whole or is wanted `whole`, a DTensor where it is sharded.
 
     A compiled graph fixes the kind of gradient of each output, and wants a DTensor for a DTensor even if no gradient

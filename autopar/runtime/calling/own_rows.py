@@ -30,7 +30,7 @@ def own_rows(model: nn.Module, outputs: Any) -> Any:
     planned = planned_of(model)
     rows = sorted({program.rows for program in planned.programs} - {0})  # none where every rank passes all
 
-    def own(value: Any) -> Any:
+    def rows_of(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.ndim:
             return value
         if not rows:
@@ -44,4 +44,4 @@ def own_rows(model: nn.Module, outputs: Any) -> Any:
             )
         return rows_of_rank(value, planned.device_mesh)
 
-    return pytree.tree_map(own, outputs)
+    return pytree.tree_map(rows_of, outputs)

@@ -31,8 +31,8 @@ def plan_anew(
 ) -> Program:
     """Trace and plan a call of a new kind, and return its program."""
     programs = planned.programs
-    seen = str(entry) + description(model, args, kwargs, reads_memory=programs.read_memory)
-    agree(planned.rank.device, {"the shapes and arguments of this call": seen})
+    call_description = str(entry) + description(model, args, kwargs, reads_memory=programs.read_memory)
+    agree(planned.rank.device, {"the shapes and arguments of this call": call_description})
     planned_class = type(model)
     model.__class__ = planned.user_class
     try:
@@ -45,12 +45,12 @@ def plan_anew(
             call = call[0], {**call[1], **looks_of_set(programs, model)}
             earlier = [(program.traced, program.plan) for program in programs.of(entry)]
             traced, plan = planned.replan(model, *call, planned.storage, planned.trained.names, earlier, entry, rows)
-            program = next((one for one in programs if one.plan is plan), None)
+            program = next((candidate for candidate in programs if candidate.plan is plan), None)
             if program is None:
                 first = programs.first.traced.root  # not a copy, which would be kept alive
-                known = {*programs.states}
+                known_states = {*programs.states}
                 program = planned.add(traced if model is first else traced.of(first), plan, model)
-                take_over(model, program, known, planned.device_mesh)
+                take_over(model, program, known_states, planned.device_mesh)
             program.traced.other_keys.append(program.traced.key(*call, model))
             return program
     except Exception as error:  # also what the user's code raises for such inputs
@@ -68,8 +68,8 @@ def _without_rows(planned: Planned, called: Callable[..., Any], passed: Call, wh
     """
     if planned.programs[0].plan.inputs == "global" or math.prod(planned.rank.mesh.shape) == 1:
         return {}
-    given, taken = (tensors_of_call(called, *one) for one in (passed, whole))
-    return {name: -1 for name, tensor in given.items() if tensor.shape == taken[name].shape}
+    tensors_passed, whole_tensors = (tensors_of_call(called, *call) for call in (passed, whole))
+    return {name: -1 for name, tensor in tensors_passed.items() if tensor.shape == whole_tensors[name].shape}
 
 
 def _refused(
@@ -88,9 +88,9 @@ def _refused(
     try:
         earlier[-1].traced.bind(*planned.whole_call(model, earlier[-1:], args, kwargs, entry))
     except InputError as difference:
-        where = error.where if isinstance(error, AutoparError) else place_of(error)
+        place = error.where if isinstance(error, AutoparError) else place_of(error)
         reason = error.message if isinstance(error, AutoparError) else f"{type(error).__name__}: {error}"
-        return InputError(f"{difference.message}; planning such a call failed too: {reason}", where=where)
+        return InputError(f"{difference.message}; planning such a call failed too: {reason}", where=place)
     error.add_note(
         "This happened in a call that is planned separately: its arguments match those of an earlier one, but the mode "
         "(train() or eval(), no_grad), which parameters are trained, or a value set on a module differs."

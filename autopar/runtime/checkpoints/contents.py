@@ -50,7 +50,7 @@ def optimizers_of(optimizer: Any) -> Sequence[Optimizer]:
         return ()
     alone = hasattr(optimizer, "param_groups") or isinstance(optimizer, (str, nn.Module))
     several = tuple(optimizer) if isinstance(optimizer, Iterable) and not alone else (optimizer,)
-    if others := [type(one).__name__ for one in several if not hasattr(one, "param_groups")]:
+    if others := [type(candidate).__name__ for candidate in several if not hasattr(candidate, "param_groups")]:
         raise InputError(f"the optimizer of a checkpoint is of {others[0]}: {_ORDER}")
     return several
 
@@ -72,7 +72,7 @@ def check_between_steps(model: nn.Module) -> None:
         )
 
 
-def packed(what: str, value: Any) -> bytes:
+def packed(name: str, value: Any) -> bytes:
     """A value as a file; raises InputError unless it can be read again without running code from the file."""
     file = io.BytesIO()
     try:
@@ -81,7 +81,7 @@ def packed(what: str, value: Any) -> bytes:
         torch.load(file, weights_only=True)
     except Exception as error:  # whatever a user's class raises
         raise InputError(
-            f"{what} cannot be kept in a checkpoint: give it as tensors, numbers, strings, lists and dicts "
+            f"{name} cannot be kept in a checkpoint: give it as tensors, numbers, strings, lists and dicts "
             f"({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error
     return file.getvalue()

@@ -47,12 +47,12 @@ def places(path: Path, saved: Mapping[str, Any], extra_state: Mapping[str, Any])
 
     Raises InputError if an object has none there.
     """
-    wanted = [leaf for leaf in pytree.tree_leaves({name: saved[name] for name in extra_state}) if _is_mark(leaf)]
-    found = {pytree.keystr(key): value for key, value in pytree.tree_leaves_with_path(_states(extra_state))}
-    keys = [mark.removeprefix(_MARK) for mark in wanted]
-    if missing := [key for key in keys if not isinstance(found.get(key), torch.Tensor)]:
+    marks = [leaf for leaf in pytree.tree_leaves({name: saved[name] for name in extra_state}) if _is_mark(leaf)]
+    tensors_here = {pytree.keystr(key): value for key, value in pytree.tree_leaves_with_path(_states(extra_state))}
+    keys = [mark.removeprefix(_MARK) for mark in marks]
+    if missing := [key for key in keys if not isinstance(tensors_here.get(key), torch.Tensor)]:
         raise InputError(f"{path} has tensors of extra_state{missing[0]} that are not in its state_dict() here")
-    return {key: found[key] for key in keys}
+    return {key: tensors_here[key] for key in keys}
 
 
 def joined(states: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -67,7 +67,7 @@ def read_checkpoint(path: Path, *, check_files: bool = True) -> Checkpoint:
     """
     try:
         marker = json.loads((path / MARKER).read_text())
-        found = Checkpoint(path, int(marker["step"]), int(marker["ranks"]), int(marker["sequence"]))
+        checkpoint = Checkpoint(path, int(marker["step"]), int(marker["ranks"]), int(marker["sequence"]))
         files, version = dict(marker["files"]), marker["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -77,16 +77,16 @@ def read_checkpoint(path: Path, *, check_files: bool = True) -> Checkpoint:
         raise InputError(f"{path} has checkpoint format {version}; this autopar reads {FORMAT}")
     for name, size_bytes in files.items() if check_files else ():
         file = path / name
-        held = file.stat().st_size if file.is_file() else None
-        if held != size_bytes:
-            state = "is missing" if held is None else f"has {held} bytes of {size_bytes}"
+        size_found = file.stat().st_size if file.is_file() else None
+        if size_found != size_bytes:
+            state = "is missing" if size_found is None else f"has {size_found} bytes of {size_bytes}"
             raise InputError(f"{path} is no complete checkpoint ({name} {state}): was it copied in part?")
-    return found
+    return checkpoint
 
 
 def complete_checkpoints(folder: Path) -> list[Checkpoint]:
     """All complete checkpoints of a folder, the one saved last first; damaged ones are skipped."""
-    return sorted(_complete(folder), key=lambda found: found.sequence, reverse=True)
+    return sorted(_complete(folder), key=lambda checkpoint: checkpoint.sequence, reverse=True)
 
 
 def begin(folder: Path, step: int) -> Path:
@@ -113,7 +113,7 @@ def complete(partial: Path, step: int, ranks: int, keep: int | None) -> Path:
     """Mark the checkpoint in `partial` as complete and rename it; then delete all but the last `keep` checkpoints."""
     folder = partial.parent
     files = {str(file.relative_to(partial)): file.stat().st_size for file in partial.rglob("*") if file.is_file()}
-    sequence = 1 + max((found.sequence for found in _complete(folder)), default=0)
+    sequence = 1 + max((checkpoint.sequence for checkpoint in _complete(folder)), default=0)
     marker = {"format": FORMAT, "step": step, "ranks": ranks, "sequence": sequence, "files": files}
     write_synced(partial / MARKER, json.dumps(marker, indent=1).encode())
     sync_folder(partial)

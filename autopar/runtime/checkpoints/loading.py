@@ -26,9 +26,9 @@ from autopar.runtime.stored.parameters import check_values
 def latest_checkpoint(folder: str | Path) -> Checkpoint | None:
     """The complete checkpoint in `folder` that was saved last, or None; every rank gets the one that rank 0 finds."""
     finish_running()
-    here = Path(folder).absolute()
+    absolute = Path(folder).absolute()
     return Together("latest_checkpoint").first_does(
-        "looking for checkpoints", lambda: next(iter(complete_checkpoints(here)), None)
+        "looking for checkpoints", lambda: next(iter(complete_checkpoints(absolute)), None)
     )
 
 
@@ -62,11 +62,11 @@ def load_checkpoint(
     path = checkpoint.path if isinstance(checkpoint, Checkpoint) else Path(checkpoint).absolute()
 
     def prepare() -> tuple[Checkpoint, dict[str, Any], dict[str, Any], dict[str, Any]]:
-        found = read_checkpoint(path, check_files=together.is_first)
+        opened = read_checkpoint(path, check_files=together.is_first)
         check_values(model)
         state: dict[str, Any] = {"model": model.state_dict()}
         _check_names(path, state["model"])
-        own = unpacked(path / rank_file(together.rank % found.ranks))
+        own = unpacked(path / rank_file(together.rank % opened.ranks))
         if missing := [name for name in extra if name not in own["extra"]]:
             raise InputError(f"{path} has no extra_state {missing}; it has {sorted(own['extra'])}")
         if without := [name for name, value in extra.items() if not hasattr(value, "load_state_dict")]:
@@ -76,10 +76,10 @@ def load_checkpoint(
         if optimizers:
             listed = unpacked(path / OPTIMIZER_FILE)
             state["optimizer"] = empty_state(model, optimizers, listed)
-        return found, state, listed, own
+        return opened, state, listed, own
 
-    found, state, listed, own = together.all_do("opening a checkpoint", prepare)
-    together.same("the checkpoint to load", (str(path), found.sequence))
+    opened, state, listed, own = together.all_do("opening a checkpoint", prepare)
+    together.check_same("the checkpoint to load", (str(path), opened.sequence))
     _read(state, path, together)
 
     def install() -> None:
@@ -90,10 +90,10 @@ def load_checkpoint(
             value.load_state_dict(joined(own["extra"][name], state["extra"]))
         if random_states:  # last, since the code above may draw
             set_random_states(model, own["random"])
-        count_steps_from(found.step)
+        count_steps_from(opened.step)
 
     together.all_do("loading a checkpoint", install)
-    return found.step
+    return opened.step
 
 
 def _read(state: dict[str, Any], path: Path, together: Together) -> None:

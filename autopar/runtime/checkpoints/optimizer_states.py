@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autopar.errors import InputError
+from autopar.runtime.dtensors.joined_parts import joined
 from autopar.runtime.stored.parameters import tied_names
 
 Tensors = dict[str, dict[str, torch.Tensor]]
@@ -32,7 +33,8 @@ def named_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[Tens
             listed["kinds"].append(type(optimizer).__name__)
             for name, parameter in zip(members, group["params"], strict=True):
                 state = optimizer.state.get(parameter, {})
-                own = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+                # torch saves no parts of sums, as Shampoo's products of a sharded gradient are
+                own = {key: joined(value) for key, value in state.items() if isinstance(value, torch.Tensor)}
                 tensors[name] = own
                 listed["values"][name] = {key: value for key, value in state.items() if key not in own}
                 listed["tensors"][name] = {key: (tuple(value.shape), value.dtype) for key, value in own.items()}
@@ -84,8 +86,8 @@ def set_state(optimizers: Sequence[Optimizer], tensors: Tensors, listed: Mapping
                 numbers.append(number := len(state))
                 state[number] = {**tensors[name], **listed["values"][name]}
             groups.append({**group, "params": numbers})
-        kept = {number: values for number, values in state.items() if values}
-        optimizer.load_state_dict({"state": kept, "param_groups": groups})
+        with_values = {number: values for number, values in state.items() if values}
+        optimizer.load_state_dict({"state": with_values, "param_groups": groups})
 
 
 def _empty_for(parameter: torch.Tensor, key: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

@@ -73,8 +73,8 @@ def save_checkpoint(
     def gather() -> tuple[dict[str, Any], dict[str, bytes]]:
         check_between_steps(model)
         tensors, listed = named_state(model, optimizers)
-        rest, parts = parted(extra_state or {})
-        own = {"random": random_states(model), "extra": rest}
+        plain, parts = parted(extra_state or {})
+        own = {"random": random_states(model), "extra": plain}
         files = {rank_file(together.rank): packed("extra_state", own)}
         if together.is_first:
             files[OPTIMIZER_FILE] = packed("the optimizer's state", listed)
@@ -84,7 +84,7 @@ def save_checkpoint(
         return {"model": model.state_dict(), "optimizer": tensors, "extra": parts}, files
 
     state, files = together.all_do("collecting a checkpoint", gather)
-    together.same("the step and the folder of a checkpoint", (step, str(folder)))
+    together.check_same("the step and the folder of a checkpoint", (step, str(folder)))
     partial = together.first_does("starting a checkpoint", lambda: begin(folder, step))
     together.all_do("looking for the checkpoint's folder", lambda: check_seen(partial))
 

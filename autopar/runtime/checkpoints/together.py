@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from autopar.errors import InputError
-from autopar.runtime.ranks.failures import told
+from autopar.runtime.ranks.failures import collective_error
 from autopar.runtime.ranks.meeting import meet
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Together:
         try:
             dist.all_gather_object(values, value, group=self.group)
         except RuntimeError as error:
-            raise told("an exchange about a checkpoint", error) from error
+            raise collective_error("an exchange about a checkpoint", error) from error
         return values  # type: ignore[return-value]
 
     def all_do(self, doing: str, work: Callable[[], T]) -> T:
@@ -71,8 +71,8 @@ class Together:
         """The result of `work`, which only rank 0 runs, on every rank; if it fails, raises on every rank."""
         return self.gathered(self.all_do(doing, work if self.is_first else lambda: None))[0]  # type: ignore[return-value]
 
-    def same(self, what: str, value: object) -> None:
+    def check_same(self, name: str, value: object) -> None:
         """Raise InputError on every rank unless all hold an equal value."""
         values = self.gathered(value)
         if any(other != values[0] for other in values):
-            raise InputError(f"the ranks disagree about {what}: {values[:8]}")
+            raise InputError(f"the ranks disagree about {name}: {values[:8]}")

@@ -28,16 +28,15 @@ if TYPE_CHECKING:
 class Bucket:
     """`places` are the positions of the members' shards in the state.
 
-    `in_segment`: the bucket is inside a recomputed segment, whose replay gathers it again. `again`: outside segments,
-    the gathered copies are freed after their use in forward and gathered again in backward (ZeRO-3). A copy that only
-    differs in dtype, or is a slice of what the rank stores, is made again without a collective; if its gradient needs
-    no collective either, it has a bucket of its own.
-    """
+    `in_segment`: the bucket is inside a recomputed segment, whose replay gathers it again. `regathers`: outside
+    segments, the gathered copies are freed after their use in forward and gathered again in backward (ZeRO-3). A copy
+    that only differs in dtype, or is a slice of what the rank stores, is made again without a collective; if its
+    gradient needs no collective either, it has a bucket of its own."""
 
     places: tuple[int, ...]
     names: tuple[str, ...]
     stages: tuple[Stage, ...]
-    again: bool
+    regathers: bool
     in_segment: bool
     __name__: str = "bucket"
 
@@ -70,8 +69,8 @@ class Bucket:
             alone = self._converted(shards)
             transit.gathers.keep_places(self, alone, shards)
             return alone
-        made: tuple[torch.Tensor, ...] = _Exchange.apply(self, transit, *shards)
-        return made
+        members: tuple[torch.Tensor, ...] = _Exchange.apply(self, transit, *shards)
+        return members
 
     def _converted(self, shards: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(convert(s, Recipe((stage,))) for s, stage in zip(shards, self.stages, strict=True))
@@ -119,14 +118,14 @@ class _Exchange(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if are_differentiated():
             pairs = zip(gradients, ctx.bucket.stages, strict=True)
-            return (None, None, *(one if one is None else conjugate(one, stage) for one, stage in pairs))
+            return (None, None, *(value if value is None else conjugate(value, stage) for value, stage in pairs))
         # `autograd.grad` for one member delivers gradients of all members here. Those that no node takes would remain
         # in the sums until the next backward through this call, and be added to its gradients.
-        taken = [after is not None and torch._C._will_engine_execute_node(after) for after, _ in ctx.next_functions]
-        pairs = zip(gradients, taken, strict=True)
-        given = [gradient if takes else None for gradient, takes in pairs]
-        for place, stage, takes in zip(ctx.bucket.places, ctx.bucket.stages, taken, strict=True):
-            if not takes:
+        is_needed = [after is not None and torch._C._will_engine_execute_node(after) for after, _ in ctx.next_functions]
+        pairs = zip(gradients, is_needed, strict=True)
+        needed = [gradient if needs else None for gradient, needs in pairs]
+        for place, stage, needs in zip(ctx.bucket.places, ctx.bucket.stages, is_needed, strict=True):
+            if not needs:
                 ctx.transit.reductions.drop(place, stage)
-        ctx.transit.reductions.reduce(ctx.bucket, given, fills=fills_gradients(ctx))
+        ctx.transit.reductions.reduce(ctx.bucket, needed, fills=fills_gradients(ctx))
         return (None, None, *(None for _ in gradients))

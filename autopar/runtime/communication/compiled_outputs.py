@@ -18,12 +18,12 @@ from autopar.graph import storage_of
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)  # with it excluded, autograd records no views
 
 
-def as_output(value: torch.Tensor, given: torch.Tensor | None = None) -> torch.Tensor:
+def as_output(value: torch.Tensor, input_tensor: torch.Tensor | None = None) -> torch.Tensor:
     """`value` as a forward should return it: as a new object while a graph is compiled. Otherwise, where `value` is a
-    view of an intermediate tensor and not of the input `given`, as an alias that autograd does not treat as a view."""
+    view of an intermediate tensor and not of `input_tensor`, as an alias that autograd does not treat as a view."""
     if torch.compiler.is_compiling():
         return value.view_as(value)
-    if given is None or not value._is_view() or storage_of(value) == storage_of(given):
+    if input_tensor is None or not value._is_view() or storage_of(value) == storage_of(input_tensor):
         return value
     return as_no_view(value)
 

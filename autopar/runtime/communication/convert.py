@@ -196,7 +196,7 @@ def _actions(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple
     """The forward and backward actions of one step, with `handed` filled in."""
     sizes = (math.prod(layout.local_shape(shape, mesh.shape)) for layout in (step.layout_before, step.layout_after))
     ways = zip(_of_step(step, shape, mesh), sizes, strict=True)
-    forward, backward = (tuple(replace(action, handed=size) for action in some) for some, size in ways)
+    forward, backward = (tuple(replace(action, handed=size) for action in actions) for actions, size in ways)
     return forward, backward
 
 

@@ -175,11 +175,11 @@ class Regrouping:
         shapes = [self.block_shape(piece.shape, rank, receiver) for receiver in range(self.dst.ranks)]
         blocks = flat.split([math.prod(shape) for shape in shapes])
         for receiver, (block, shape) in enumerate(zip(blocks, shapes, strict=True)):
-            taken = 0
+            filled = 0
             for stretch in self._stretches(piece, rank, receiver):
                 length = stretch.shape[self.dst.dim]
-                block.view(shape).narrow(self.dst.dim, taken, length).copy_(stretch)
-                taken += length
+                block.view(shape).narrow(self.dst.dim, filled, length).copy_(stretch)
+                filled += length
         return flat
 
     def _stretches(self, piece: torch.Tensor, rank: int, receiver: int) -> list[torch.Tensor]:
@@ -195,24 +195,24 @@ class Regrouping:
             return self.src.assemble(blocks)
         arrived: list[tuple[int, torch.Tensor]] = []  # index in the whole, stretch
         for sender, block in enumerate(blocks):
-            taken = 0
+            read = 0
             for _, length, index in _common(self.src.runs(sender), self.dst.runs(rank)):
-                arrived.append((index, block.narrow(self.src.dim, taken, length)))
-                taken += length
+                arrived.append((index, block.narrow(self.src.dim, read, length)))
+                read += length
         stretches = [stretch for _, stretch in sorted(arrived, key=lambda item: item[0])]
         return torch.cat(stretches or list(blocks), self.src.dim)
 
 
 def _common(mine: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """Where the runs of `theirs` overlap the piece made of `mine`: (start in the piece, length, index in the whole)."""
-    found, offset = [], 0
+    overlaps, offset = [], 0
     for start, length in mine:
         for other, other_length in theirs:
             begin, end = max(start, other), min(start + length, other + other_length)
             if begin < end:
-                found.append((offset + begin - start, end - begin, begin))
+                overlaps.append((offset + begin - start, end - begin, begin))
         offset += length
-    return found
+    return overlaps
 
 
 def _stretches(tensor: torch.Tensor, dim: int, runs: Sequence[tuple[int, int, int]]) -> torch.Tensor:

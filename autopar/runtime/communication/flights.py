@@ -37,9 +37,12 @@ class Flight:
         reduction_dtype: torch.dtype | None = None,
     ) -> None:
         self._tensors = list(tensors)
-        sizes = (handed(some, tensor) * tensor.element_size() for some, tensor in zip(actions, tensors, strict=True))
+        sizes = (
+            handed(actions_of_tensor, tensor) * tensor.element_size()
+            for actions_of_tensor, tensor in zip(actions, tensors, strict=True)
+        )
         self.handed_bytes = self.under_way_bytes = sum(sizes)
-        self._left = [list(some) for some in actions]
+        self._left = [list(actions_of_tensor) for actions_of_tensor in actions]
         self._dtype, self._reduction_dtype = dtype, reduction_dtype
         self._landing: Landing | None = None
         self._in_place = False
@@ -77,23 +80,23 @@ class Flight:
         return self.goes_on or (self._landing is not None and not self._in_place)
 
     def _launch(self) -> None:
-        for i, left in enumerate(self._left):
-            if not left or left[0].kind not in COLLECTIVES:
+        for i, remaining in enumerate(self._left):
+            if not remaining or remaining[0].kind not in COLLECTIVES:
                 if self._dtype is not None:
                     self._tensors[i] = self._tensors[i].to(self._dtype)
-                while left and left[0].kind not in COLLECTIVES:
-                    self._tensors[i] = left.pop(0).apply(self._tensors[i])
+                while remaining and remaining[0].kind not in COLLECTIVES:
+                    self._tensors[i] = remaining.pop(0).apply(self._tensors[i])
         if any(self._left):
-            actions = [left.pop(0) for left in self._left]
+            actions = [remaining.pop(0) for remaining in self._left]
             kind, group = actions[0].kind, actions[0].group
             assert all(a.kind == kind and a.group == group for a in actions), "a bucket's collectives differ"
             reduces = self._reduction_dtype is not None and kind in _REDUCING
             dtype = self._reduction_dtype if reduces else self._dtype or self._tensors[0].dtype
             assert dtype is not None
-            given, self._tensors = self._tensors, []
+            tensors, self._tensors = self._tensors, []
             self.launched += 1
             self.under_way_bytes = dtype.itemsize * sum(action.handed for action in actions)
-            self._landing, self._in_place = _BEGIN[kind](actions, given, dtype), kind == "all_reduce"
+            self._landing, self._in_place = _BEGIN[kind](actions, tensors, dtype), kind == "all_reduce"
 
 
 def _collectives(actions: Sequence[Action]) -> bool:
@@ -117,7 +120,7 @@ def _all_reduce(actions: Sequence[Action], tensors: list[torch.Tensor], dtype: t
 
 
 def _all_gather(actions: Sequence[Action], tensors: list[torch.Tensor], dtype: torch.dtype) -> Landing:
-    cuts = [_given(a.cut) for a in actions]
+    cuts = [_required(a.cut) for a in actions]
     pieces = [cut.pad(t) for cut, t in zip(cuts, tensors, strict=True)]
     shapes, sizes = [p.shape for p in pieces], [p.numel() for p in pieces]
     buffer = pieces[0].new_empty(sum(sizes), dtype=dtype)
@@ -136,7 +139,7 @@ def _all_gather(actions: Sequence[Action], tensors: list[torch.Tensor], dtype: t
 
 
 def _reduce_scatter(actions: Sequence[Action], tensors: list[torch.Tensor], dtype: torch.dtype) -> Landing:
-    cuts, ranks = [_given(a.cut) for a in actions], actions[0].ranks
+    cuts, ranks = [_required(a.cut) for a in actions], actions[0].ranks
     stacked = [cut.stack(t) for cut, t in zip(cuts, tensors, strict=True)]
     shapes, sizes = [s.shape for s in stacked], [s.numel() // ranks for s in stacked]
     buffer = stacked[0].new_empty((ranks, sum(sizes)), dtype=dtype)
@@ -148,18 +151,18 @@ def _reduce_scatter(actions: Sequence[Action], tensors: list[torch.Tensor], dtyp
     def land() -> list[torch.Tensor]:
         parts = collectives.wait(arriving, "reduce_scatter", actions[0].group).split(sizes)
         pieces = [part.view(shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
-        found = zip(pieces, cuts, actions, strict=True)
-        return [piece.narrow(cut.dim, 0, cut.count(action.rank)).contiguous() for piece, cut, action in found]
+        received = zip(pieces, cuts, actions, strict=True)
+        return [piece.narrow(cut.dim, 0, cut.count(action.rank)).contiguous() for piece, cut, action in received]
 
     return land
 
 
 def _all_to_all(actions: Sequence[Action], tensors: list[torch.Tensor], dtype: torch.dtype) -> Landing:
     rank, ranks, group = actions[0].rank, actions[0].ranks, actions[0].group
-    ways = [Regrouping(_given(a.cut), _given(a.new_cut)) for a in actions]
+    ways = [Regrouping(_required(a.cut), _required(a.new_cut)) for a in actions]
     sent = [way.blocks(t, rank) for way, t in zip(ways, tensors, strict=True)]
     shapes = [[w.block_shape(t.shape, r, rank) for r in range(ranks)] for w, t in zip(ways, tensors, strict=True)]
-    sizes = [[torch.Size(shape).numel() for shape in some] for some in shapes]
+    sizes = [[torch.Size(shape).numel() for shape in of_tensor] for of_tensor in shapes]
     ordered = [blocks[r] for r in range(ranks) for blocks in sent]
     numbers = [block.numel() for block in ordered]
     buffer = tensors[0].new_empty(sum(numbers), dtype=dtype)
@@ -168,16 +171,16 @@ def _all_to_all(actions: Sequence[Action], tensors: list[torch.Tensor], dtype: t
     out = [sum(blocks[r].numel() for blocks in sent) for r in range(ranks)]
     del parts, ordered, sent
     tensors.clear()
-    received = [sum(some[r] for some in sizes) for r in range(ranks)]
+    received = [sum(of_tensor[r] for of_tensor in sizes) for r in range(ranks)]
     arriving = collectives.begin_all_to_all(buffer, out, received, group)
 
     def land() -> list[torch.Tensor]:
         arrived = collectives.wait(arriving, "all_to_all", group)
-        parts = iter(arrived.split([some[r] for r in range(ranks) for some in sizes]))
+        parts = iter(arrived.split([of_tensor[r] for r in range(ranks) for of_tensor in sizes]))
         blocks: list[list[torch.Tensor]] = [[] for _ in ways]
         for r in range(ranks):
-            for own, some in zip(blocks, shapes, strict=True):
-                own.append(next(parts).view(some[r]))
+            for own, of_tensor in zip(blocks, shapes, strict=True):
+                own.append(next(parts).view(of_tensor[r]))
         return [way.join(own, rank) for way, own in zip(ways, blocks, strict=True)]
 
     return land
@@ -191,6 +194,6 @@ _BEGIN = {
 }
 
 
-def _given(cut: Cut | None) -> Cut:
+def _required(cut: Cut | None) -> Cut:
     assert cut is not None
     return cut

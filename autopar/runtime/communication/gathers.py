@@ -73,7 +73,7 @@ class Gathers:
             self._abandon()
 
     def _abandon(self) -> None:
-        leave([one.flight for one in self._begun.values() if one.flight is not None], self._thread)
+        leave([gather.flight for gather in self._begun.values() if gather.flight is not None], self._thread)
         self._begun, self._handed = {}, {}
 
     def gather(self, bucket: Bucket) -> list[torch.Tensor]:
@@ -83,11 +83,11 @@ class Gathers:
         self._go_ahead(bucket, read=True)
         return whole
 
-    def keep_places(self, bucket: Bucket, made: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> None:
+    def keep_places(self, bucket: Bucket, members: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> None:
         """Let the hooks recognise members that are copies to be made again, and save references in their place."""
-        if self._live is None or not bucket.again:
+        if self._live is None or not bucket.regathers:
             return
-        for member, (tensor, shard) in enumerate(zip(made, shards, strict=True)):
+        for member, (tensor, shard) in enumerate(zip(members, shards, strict=True)):
             storage = StorageWeakRef(tensor.untyped_storage())
             if storage.cdata != shard.untyped_storage()._cdata:
                 self._live[storage.cdata] = Gathered(storage, bucket, member)
@@ -102,12 +102,12 @@ class Gathers:
             self._whole[bucket] = dict(zip(members, self._arrived(bucket, members), strict=True))
             self._unread[bucket] = packed.copy()
             self._go_ahead(bucket, read=True)
-        there, unread = self._whole[bucket], self._unread[bucket]
-        whole = there[member]
+        gathered, unread = self._whole[bucket], self._unread[bucket]
+        whole = gathered[member]
         unread[member] -= 1
         if not unread[member]:
-            del there[member]
-        if not there:
+            del gathered[member]
+        if not gathered:
             del self._whole[bucket]
             self._read[bucket] = torch._C._current_graph_task_id()
         return whole
@@ -140,8 +140,8 @@ class Gathers:
     def _go_ahead(self, bucket: Bucket, *, read: bool) -> None:
         """Launch later buckets' collectives that are due by now; wait only for those launched at an earlier bucket."""
         backward = torch._C._current_graph_task_id() != -1
-        here, behind = self._gather(bucket), self._behind(bucket, backward=backward)
-        for (after, *_), collectives in due_ahead(here, behind, self._route.longest, read=read):
+        current, behind = self._gather(bucket), self._behind(bucket, backward=backward)
+        for (after, *_), collectives in due_ahead(current, behind, self._route.longest, read=read):
             arriving = self._begun.get(after)
             if arriving is not None:
                 while arriving.flight is not None and arriving.flight.launched < collectives:
@@ -155,7 +155,9 @@ class Gathers:
     def _behind(self, bucket: Bucket, *, backward: bool) -> Iterator[_Gather]:
         """The buckets after `bucket` in the order of the pass, up to one that is already gathered. In backward a bucket
         can be read before its turn, as a tied head's is; then those that should have come before it follow."""
-        missing = self._route.missing(bucket, lambda one: self._wanted(one) and one not in self._whole)
+        missing = self._route.missing(
+            bucket, lambda candidate: self._is_needed(candidate) and candidate not in self._whole
+        )
         early = missing if backward else None
         after = early or self._following(bucket, backward=backward)
         while after is not None and after not in self._whole:
@@ -165,7 +167,7 @@ class Gathers:
     def _following(self, bucket: Bucket, *, backward: bool) -> Bucket | None:
         following = self._route.backward if backward else self._route.forward
         after = following.get(bucket)
-        while backward and after is not None and not after.in_segment and not self._wanted(after):
+        while backward and after is not None and not after.in_segment and not self._is_needed(after):
             after = following.get(after)
         return after
 
@@ -177,7 +179,7 @@ class Gathers:
             self._route.read_bytes[bucket] = read_bytes
         return _Gather(bucket, bucket.gathers, read_bytes)
 
-    def _wanted(self, bucket: Bucket) -> bool:
+    def _is_needed(self, bucket: Bucket) -> bool:
         """Whether the running backward pass has not yet read all that was saved of a bucket."""
         return bucket in self._packed and self._read.get(bucket) != torch._C._current_graph_task_id()
 
@@ -199,10 +201,10 @@ class Gathers:
 
     def _pack(self, tensor: torch.Tensor) -> Kept | Saved:
         storage = storage_of(tensor) if self._live else None
-        found = None if storage is None or self._live is None else self._live.get(storage)
-        if found is None:  # detached, or an op that saves its result would be in a cycle, kept without backward
+        gathered = None if storage is None or self._live is None else self._live.get(storage)
+        if gathered is None:  # detached, or an op that saves its result would be in a cycle, kept without backward
             return Kept(self, tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
-        _, bucket, member = found
+        _, bucket, member = gathered
         packed = self._packed.setdefault(bucket, {})
         packed[member] = packed.get(member, 0) + 1
         version = self._shards[bucket.places[member]]._version
@@ -212,14 +214,14 @@ class Gathers:
 
     def unpack(self, saved: Kept | Saved) -> torch.Tensor:
         """The saved tensor; where a reference was saved, the view of the copy gathered again."""
-        held = saved.tensor if isinstance(saved, Kept) else self._shards[saved.bucket.places[saved.member]]
-        if held._version != saved.version:
+        tensor = saved.tensor if isinstance(saved, Kept) else self._shards[saved.bucket.places[saved.member]]
+        if tensor._version != saved.version:
             raise RuntimeError(  # as torch does for tensors that no hook packs
-                f"{self._named(held)} was written in place (by optimizer.step(), say) between forward and backward, "
+                f"{self._named(tensor)} was written in place (by optimizer.step(), say) between forward and backward, "
                 "and this backward pass needs its old value: run backward before the write, or call the model again "
                 "after it"
             )
-        return held if isinstance(saved, Kept) else saved.of(self.gathered_again(saved.bucket, saved.member))
+        return tensor if isinstance(saved, Kept) else saved.of(self.gathered_again(saved.bucket, saved.member))
 
     def _named(self, tensor: torch.Tensor) -> str:
         address = tensor.untyped_storage()._cdata

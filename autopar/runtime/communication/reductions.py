@@ -22,7 +22,7 @@ from autopar.runtime.communication.route import Route
 from autopar.runtime.communication.unwanted import leave
 from autopar.runtime.gradients.accumulation import Accumulation
 from autopar.runtime.gradients.gradient_sums import GradientSums
-from autopar.runtime.gradients.own_gradients import own
+from autopar.runtime.gradients.own_gradients import unshared
 from autopar.runtime.ranges import named
 
 
@@ -40,7 +40,7 @@ class Reductions:
     def __del__(self) -> None:
         """End reductions still under way: a pass may end early (gradients of only some parameters, an error)."""
         if dist.is_initialized():
-            leave((flight for some in self._arriving.values() for flight, _ in some), self._thread)
+            leave((flight for flights in self._arriving.values() for flight, _ in flights), self._thread)
 
     def reduce(self, bucket: Bucket, gradients: Sequence[torch.Tensor | None], *, fills: bool) -> None:
         """Launch the reduction of a bucket's gradients (None: none came), or keep them if this pass accumulates only.
@@ -48,50 +48,50 @@ class Reductions:
         `fills`: the pass adds to `.grad`. A pass that does not leaves accumulated gradients as they are.
         """
         accumulation = self._accumulation
-        given = list(gradients) if bucket.reduces else [one if one is None else own(one) for one in gradients]
+        incoming = list(gradients) if bucket.reduces else [g if g is None else unshared(g) for g in gradients]
         if bucket.reduces and fills:
             holds = self._held or not accumulation.moves()
             for i, (name, stage) in enumerate(zip(bucket.names, bucket.stages, strict=True)):
-                gradient = given[i]
+                gradient = incoming[i]
                 if holds and gradient is not None:
                     accumulation.add(name, stage, gradient, self._parameters[bucket.places[i]])
                 elif not holds and (waiting := accumulation.take(name, stage)) is not None:
-                    given[i] = waiting if gradient is None else waiting.add_(gradient)
+                    incoming[i] = waiting if gradient is None else waiting.add_(gradient)
             if holds:
                 return
-        self._await(bucket, given)
-        there = [(i, gradient) for i, gradient in enumerate(given) if gradient is not None]
-        if not there:
+        self._await(bucket, incoming)
+        present = [(i, gradient) for i, gradient in enumerate(incoming) if gradient is not None]
+        if not present:
             return
-        stages = [bucket.stages[i] for i, _ in there]
-        size = sum(stage.reduced_bytes(gradient) for stage, (_, gradient) in zip(stages, there, strict=True))
-        for one in due(self._under_way, size):  # launched earlier, so they had time to end
-            one.advance()
+        stages = [bucket.stages[i] for i, _ in present]
+        size = sum(stage.reduced_bytes(gradient) for stage, (_, gradient) in zip(stages, present, strict=True))
+        for flight_before in due(self._under_way, size):  # launched earlier, so they had time to end
+            flight_before.advance()
         with named(f"reduce {bucket.title}"):
             flight = Flight(
-                [gradient for _, gradient in there],
+                [gradient for _, gradient in present],
                 [stage.backward for stage in stages],
                 reduction_dtype=stages[0].reduction_dtype,
             )
-        self._under_way = [one for one in (*self._under_way, flight) if one.holds_more]
-        for number, (i, _) in enumerate(there):
+        self._under_way = [flight_before for flight_before in (*self._under_way, flight) if flight_before.holds_more]
+        for number, (i, _) in enumerate(present):
             self._arriving.setdefault(bucket.places[i], []).append((flight, number))
 
     def drop(self, place: int, stage: Stage) -> None:
         """Forget the sum so far of gradients that no autograd node takes."""
         self._sums.take(place, stage, None)
 
-    def _await(self, bucket: Bucket, given: list[torch.Tensor | None]) -> None:
+    def _await(self, bucket: Bucket, incoming: list[torch.Tensor | None]) -> None:
         """Add to a bucket's gradients what earlier buckets left, and leave those that a later bucket will reduce.
         Otherwise each of several replays that read a parameter would reduce its own gradient, and all results would
         stay until the end."""
         leaves = self._route.awaiting.get(bucket, frozenset())
         for i, (place, stage) in enumerate(zip(bucket.places, bucket.stages, strict=True)):
-            gradient = self._sums.take(place, stage, given[i])
+            gradient = self._sums.take(place, stage, incoming[i])
             if i in leaves and gradient is not None:
-                self._sums.put(place, stage, own(gradient) if gradient is given[i] else gradient)
+                self._sums.put(place, stage, unshared(gradient) if gradient is incoming[i] else gradient)
                 gradient = None
-            given[i] = gradient
+            incoming[i] = gradient
 
     def add_up(self, place: int, stage: Stage | None, gradient: torch.Tensor, *, fills: bool) -> None:
         """Add one of several gradients of a parameter that `stage` is to reduce. The gradient accumulated in earlier
@@ -116,11 +116,11 @@ class Reductions:
     def arrived(self, place: int, name: str, *, fills: bool) -> list[torch.Tensor]:
         """The reduced gradients of one parameter, waited for; `fills` as in `reduce`."""
         arriving = self._arriving.pop(place) if place in self._arriving else ()
-        found = [flight.finish()[number] for flight, number in arriving]
-        found += self._sums.take_rest(place)
+        gradients = [flight.finish()[number] for flight, number in arriving]
+        gradients += self._sums.take_rest(place)
         if arriving:  # a loss that the loop keeps holds this call, which must not hold results
-            self._under_way = [one for one in self._under_way if one.holds_more]
+            self._under_way = [under_way for under_way in self._under_way if under_way.holds_more]
         moves = fills and not self._held and self._accumulation.moves()  # before `waits_for`: it counts passes
         if moves and self._accumulation.waits_for(name):
-            found += self._accumulation.take_rest(name)
-        return found
+            gradients += self._accumulation.take_rest(name)
+        return gradients

@@ -29,7 +29,7 @@ class Route:
 
     forward: dict[Bucket, Bucket] = field(default_factory=dict)  # next bucket, by the one before
     backward: dict[Bucket, Bucket] = field(default_factory=dict)
-    again: bool = False  # whether a bucket outside segments is gathered again
+    regathers: bool = False  # whether a bucket outside segments is gathered again
     longest: int = 0  # most collectives of one gather
     places: frozenset[int] = frozenset()  # in the state, of all members of buckets with collectives
     names: tuple[str, ...] = ()  # of the state
@@ -40,13 +40,13 @@ class Route:
 
     def missing(self, bucket: Bucket, is_missing: Callable[[Bucket], bool]) -> Bucket | None:
         """The first missing bucket among those that backward gathers before `bucket`."""
-        before = itertools.takewhile(lambda one: one is not bucket, self.backward)
+        before = itertools.takewhile(lambda candidate: candidate is not bucket, self.backward)
         return next(filter(is_missing, before), None)
 
     @staticmethod
     def of(stops: Sequence[Stop], names: Sequence[str]) -> Route:
         gathering = [stop for stop in stops if stop.bucket.gathers]
-        there = [stop.bucket for stop in gathering]
+        buckets = [stop.bucket for stop in gathering]
         runs: list[list[Stop]] = []
         for stop in gathering:
             if runs and runs[-1][0].segment == stop.segment:
@@ -56,18 +56,18 @@ class Route:
         back_runs: list[list[Bucket]] = []
         for run in reversed(runs):
             if run[0].segment < 0:
-                back_runs.append([stop.bucket for stop in reversed(run) if stop.bucket.again])
+                back_runs.append([stop.bucket for stop in reversed(run) if stop.bucket.regathers])
             else:
                 back_runs.append([stop.bucket for stop in run if stop.replayed])
         back = list(itertools.chain.from_iterable(back_runs))
-        again = any(stop.bucket.again and stop.segment < 0 for stop in stops)
-        longest = max((bucket.gathers for bucket in there), default=0)
+        again = any(stop.bucket.regathers and stop.segment < 0 for stop in stops)
+        longest = max((bucket.gathers for bucket in buckets), default=0)
         moving = (stop.bucket for stop in stops if stop.bucket.gathers or stop.bucket.reduces)
         places = frozenset(place for bucket in moving for place in bucket.places)
-        forward, backward = (dict(itertools.pairwise(order)) for order in (there, back))
+        forward, backward = (dict(itertools.pairwise(order)) for order in (buckets, back))
         awaiting = _awaiting(stops)
-        both = [[stop.bucket for stop in run] for run in runs], list(filter(None, back_runs))
-        return Route(forward, backward, again, longest, places, tuple(names), awaiting=awaiting, runs=both)
+        both_runs = [[stop.bucket for stop in run] for run in runs], list(filter(None, back_runs))
+        return Route(forward, backward, again, longest, places, tuple(names), awaiting=awaiting, runs=both_runs)
 
     def handed_on(self, gather: Callable[[Bucket], Any], *, backward: bool) -> Handed:
         """Members to pass on to buckets of the next run, whose gather would be launched while the members still exist.
@@ -81,18 +81,18 @@ class Route:
         return self._handed[backward]
 
     def _find_handed(self, gather: Callable[[Bucket], Any], *, backward: bool) -> Handed:
-        found: Handed = {}
+        handed: Handed = {}
         order = list(itertools.chain.from_iterable(self.runs[backward]))
         for run, following in itertools.pairwise(self.runs[backward]):
-            reads = {member: (one, i) for one in following for i, member in enumerate(_members(one))}
+            reads = {member: (later, i) for later in following for i, member in enumerate(_members(later))}
             for bucket in run:
                 shared = {i: reads[member] for i, member in enumerate(_members(bucket)) if member in reads}
                 if shared:
                     last = run[-1] if backward and bucket.in_segment else bucket
                     behind = map(gather, order[order.index(last) + 1 :])
-                    due = {one.bucket for one, _ in due_ahead(gather(last), behind, self.longest, read=True)}
-                    found[bucket] = {i: one for i, one in shared.items() if one[0] in due}
-        return found
+                    due = {later.bucket for later, _ in due_ahead(gather(last), behind, self.longest, read=True)}
+                    handed[bucket] = {i: later for i, later in shared.items() if later[0] in due}
+        return handed
 
 
 def _members(bucket: Bucket) -> list[tuple[int, Stage]]:
@@ -102,11 +102,11 @@ def _members(bucket: Bucket) -> list[tuple[int, Stage]]:
 def _awaiting(stops: Sequence[Stop]) -> dict[Bucket, frozenset[int]]:
     """Members of buckets whose gradients another bucket, later in backward, reduces in the same way: recomputed blocks
     that share parameters have a bucket each."""
-    found: dict[Bucket, frozenset[int]] = {}
+    awaiting: dict[Bucket, frozenset[int]] = {}
     reduced: set[tuple[int, Stage]] = set()
     for bucket in dict.fromkeys(stop.bucket for stop in stops if stop.bucket.reduces):
         members = _members(bucket)
         if again := frozenset(i for i, member in enumerate(members) if member in reduced):
-            found[bucket] = again
+            awaiting[bucket] = again
         reduced.update(members)
-    return found
+    return awaiting

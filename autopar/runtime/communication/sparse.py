@@ -16,8 +16,8 @@ def moved(tensor: torch.Tensor, stage: Stage) -> torch.Tensor:
     for action in stage.forward:
         if value.is_sparse and action.kind == "slice":
             assert action.cut is not None
-            kept = [torch.arange(start, start + n, device=value.device) for start, n in action.cut.runs(action.rank)]
-            value = value.index_select(action.cut.dim, torch.cat(kept))  # a sparse tensor has no views
+            indices = [torch.arange(start, start + n, device=value.device) for start, n in action.cut.runs(action.rank)]
+            value = value.index_select(action.cut.dim, torch.cat(indices))  # a sparse tensor has no views
         else:
             value = action.apply(value.to_dense())
     return value

@@ -17,9 +17,7 @@ _ADVICE = {  # by a part of the error's text; the first that matches counts
         "squares, and give that to torch.nn.utils.clip_grads_with_norm_ for each kind"
     ),
     "aten._foreach_": (
-        "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make"
-        " two calls. For AveragedModel(use_buffers=True) that is avg_fn=get_ema_avg_fn(...) in place of "
-        "multi_avg_fn"
+        "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make two calls"
     ),
     "got mixed torch.Tensor and DTensor": (
         "parameters and gradients of a planned model are DTensors, and so is what it returns sharded. "
@@ -27,7 +25,9 @@ _ADVICE = {  # by a part of the error's text; the first that matches counts
         'keep what the model returns whole by constraints="output:* = R" (one R for each mesh axis); with '
         'inputs="local", autopar.own_rows(model, output) has the rows of this rank. '
         "tensor.full_tensor() is plain; load_state_dict and parameter.data = ... take plain tensors, and "
-        "distribute_tensor(plain, parameter.device_mesh, parameter.placements) goes with a parameter. A method of the "
+        "distribute_tensor(plain, parameter.device_mesh, parameter.placements) goes with a parameter. An optimizer "
+        "that makes plain tensors of its own (Shampoo, SOAP, SM3) is stepped under "
+        "torch.distributed.tensor.experimental.implicit_replication(), on every rank. A method of the "
         'model that reads parameters itself is planned after autopar.register_forward_method(model, "name")'
     ),
     "Operator c10d.": (
@@ -47,20 +47,6 @@ _ADVICE = {  # by a part of the error's text; the first that matches counts
         "torch made a plain tensor of DTensors, as parameters and gradients of a planned model and their norms are: "
         "torch.tensor([norm, ...]), which Lightning's grad_norm does. Give it numbers (norm.item(), on every rank); "
         "torch.nn.utils.get_total_norm takes DTensors"
-    ),
-    "in-place operations that require placement changes": (
-        "torch cannot write so into sharded DTensors, as parameters and gradients of a planned model are:"
-        " compute the new value and write it with copy_. What was computed of them (a norm) takes clamp in place of "
-        "clamp_"
-    ),
-    "object has no attribute 'mesh'": (
-        "torch takes a sum of two DTensors, as numbers of parameters of a planned model are, for one with a number of "
-        "Python's that it has added before: add numbers ((p == 0).sum().item(), on every rank)"
-    ),
-    "Cannot flatten unevenly sharded tensor": (
-        "a parameter of a planned model was made a vector, as LBFGS and parameters_to_vector do, and the ranks do not "
-        "share its rows evenly: keep parameters whole by constraints='param:* = R' (one R for each mesh axis), or join "
-        "it first (parameter.full_tensor(), on every rank)"
     ),
     "Expected !nested_tensorlist[0].empty()": (
         "clip_grad_value_ found no gradient. A plan with micro_batches=N moves gradients in every N-th backward (with "

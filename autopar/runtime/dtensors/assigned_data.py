@@ -39,9 +39,9 @@ def _assign(tensor: DTensor, value: Any) -> None:
             f"{tuple(value.shape)} and {value.dtype}: change shapes and dtypes before autoparallelize"
         )
     with torch.no_grad():
-        held = dealt_out(value, tensor)
-        if not isinstance(held, DTensor):
+        dealt = dealt_out(value, tensor)
+        if not isinstance(dealt, DTensor):
             raise InputError("data of a DTensor is set to a tensor without data: set values, or call materialise")
-        if held.placements != tensor.placements:
-            held = held.redistribute(tensor.device_mesh, tensor.placements)
-        tensor._local_tensor = held._local_tensor.detach()
+        if dealt.placements != tensor.placements:
+            dealt = dealt.redistribute(tensor.device_mesh, tensor.placements)
+        tensor._local_tensor = dealt._local_tensor.detach()

@@ -21,15 +21,15 @@ EQUAL, ALLCLOSE = torch.ops.aten.equal.default, torch.ops.aten.allclose.default
 
 def compared(op_call: OpOverload[..., object], args: tuple[Any, ...], kwargs: dict[str, object]) -> bool:
     """Whether the op is true for the whole tensors; called on every rank."""
-    one, other, *options = args
-    if op_call is EQUAL and one.shape != other.shape:
+    left, right, *options = args
+    if op_call is EQUAL and left.shape != right.shape:
         return False
-    first: DTensor = one if isinstance(one, DTensor) else other
+    first: DTensor = left if isinstance(left, DTensor) else right
     mesh, to = first.device_mesh, tuple(first.placements)
-    if one.shape != other.shape or any(type(placement) not in (Shard, Replicate) for placement in to):
+    if left.shape != right.shape or any(type(placement) not in (Shard, Replicate) for placement in to):
         to = (Replicate(),) * mesh.ndim
     with torch.no_grad():
-        parts = _part(one, mesh, to), _part(other, mesh, to)
+        parts = _part(left, mesh, to), _part(right, mesh, to)
         holds = torch.tensor(int(bool(op_call(*parts, *options, **kwargs))), device=first.device)
     for axis in range(mesh.ndim):
         dist.all_reduce(holds, dist.ReduceOp.MIN, group=mesh.get_group(axis))

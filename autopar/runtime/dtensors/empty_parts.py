@@ -52,7 +52,7 @@ def extreme(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[s
     """Run torch's own implementation, with one neutral element in each empty part."""
     read = EXTREMES[op_call](args)
     first = args[0]
-    filled = [_filled(one, read) for one in first] if isinstance(first, (list, tuple)) else _filled(first, read)
+    filled = [_filled(tensor, read) for tensor in first] if isinstance(first, (list, tuple)) else _filled(first, read)
     return in_torchs_own_way(op_call, (filled, *args[1:]), kwargs)
 
 

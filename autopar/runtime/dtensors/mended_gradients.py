@@ -23,28 +23,28 @@ def mend_gradients() -> None:
     """Make these gradients differentiable, from now on; patches torch once per process."""
     kinds: tuple[tuple[Any, Again], ...] = ((_ToTorchTensor, _wrapped), (Redistribute, _moved))
     for function, again in kinds:
-        function.backward = staticmethod(_seen(function.backward, again))
+        function.backward = staticmethod(_differentiable(function.backward, again))
 
 
-def _seen(own: Callable[..., Any], again: Again) -> Callable[..., tuple[Any, ...]]:
+def _differentiable(own: Callable[..., Any], again: Again) -> Callable[..., tuple[Any, ...]]:
     """Torch's `own` backward; if its gradient must be differentiable and has no history, `again` computes it with
     functions that autograd records."""
 
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        found, *others = own(ctx, gradient)
+        result, *others = own(ctx, gradient)
         is_asked = torch.is_grad_enabled() and gradient is not None and gradient.requires_grad
-        if is_asked and found is not None and found.grad_fn is None:
-            found = again(gradient, found)
-        return (found, *others)
+        if is_asked and result is not None and result.grad_fn is None:
+            result = again(gradient, result)
+        return (result, *others)
 
     return backward
 
 
-def _wrapped(gradient: torch.Tensor, found: DTensor) -> torch.Tensor:
-    options: dict[str, Any] = {"shape": found.shape, "stride": found.stride()}
-    return DTensor.from_local(gradient, found.device_mesh, found.placements, run_check=False, **options)
+def _wrapped(gradient: torch.Tensor, like: DTensor) -> torch.Tensor:
+    options: dict[str, Any] = {"shape": like.shape, "stride": like.stride()}
+    return DTensor.from_local(gradient, like.device_mesh, like.placements, run_check=False, **options)
 
 
-def _moved(gradient: DTensor, found: DTensor) -> torch.Tensor:
-    moved: torch.Tensor = gradient.redistribute(placements=found.placements)
-    return moved.to(found.dtype)
+def _moved(gradient: DTensor, like: DTensor) -> torch.Tensor:
+    moved: torch.Tensor = gradient.redistribute(placements=like.placements)
+    return moved.to(like.dtype)

@@ -4,7 +4,7 @@ torch runs `F.mse_loss(student(x), teacher(x))` of two planned models, and ops l
 The gradient of a mean is then divided by the number of this rank's elements: it is too large by a factor, the number of
 parts. The mean is that of the parts' means, which is wrong if the parts differ in size, as those of odd parameters do.
 Decomposed into ops on DTensors, they use the global size. `fill_` of a partial tensor, which `F.cosine_embedding_loss`
-calls, writes the whole number into each summand.
+calls, writes the whole number into each summand or factor.
 
 And ops at which torch fails: `compared_ops`, and zeros written into a partial tensor, as in the gradient of a norm
 (`(w.T @ w).norm()`).
@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Partial
 
 from autopar.runtime.dtensors.compared_ops import ALLCLOSE, EQUAL, compared
+from autopar.runtime.dtensors.lost_writes import refuse_lost_write
 from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
 _aten = torch.ops.aten
@@ -61,9 +62,11 @@ def _decomposed(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs:
 
 def _filled(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     tensor, value = args
-    mesh = tensor.device_mesh
-    sums = [axis for axis, one in enumerate(tensor.placements) if isinstance(one, Partial) and one.reduce_op == "sum"]
-    op_call(tensor._local_tensor, 0 if any(mesh.get_local_rank(axis) for axis in sums) else value)
+    refuse_lost_write(op_call, tensor)
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Partial) and tensor.device_mesh.get_local_rank(axis):
+            value = {"sum": 0, "product": 1}.get(placement.reduce_op, value)
+    op_call(tensor._local_tensor, value)
     return tensor
 
 

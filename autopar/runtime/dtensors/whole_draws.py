@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
-from autopar.runtime.ranks.failures import told
+from autopar.runtime.dtensors.lost_writes import refuse_lost_write
+from autopar.runtime.ranks.failures import collective_error
 
 _aten = torch.ops.aten
 _FILL = (
@@ -43,22 +44,23 @@ def draw_whole() -> None:
 
 def _fill(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
     tensor: DTensor = args[0]
-    held = _dealt(op_call(_empty(tensor), *args[1:], **kwargs), tensor.device_mesh, tensor.placements)
-    tensor._local_tensor.copy_(held._local_tensor)
+    refuse_lost_write(op_call, tensor)
+    dealt = _dealt(op_call(_empty(tensor), *args[1:], **kwargs), tensor.device_mesh, tensor.placements)
+    tensor._local_tensor.copy_(dealt._local_tensor)
     return tensor
 
 
 def _like(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
-    tensor, *rest = args
-    return _dealt(op_call(_empty(tensor), *rest, **kwargs), tensor.device_mesh, tensor.placements)
+    tensor, *arguments = args
+    return _dealt(op_call(_empty(tensor), *arguments, **kwargs), tensor.device_mesh, tensor.placements)
 
 
 def _of_values(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, *rest = args
-    found = op_call(tensor.full_tensor(), *rest, **kwargs)
-    if isinstance(found, torch.Tensor):
-        return _dealt(found, tensor.device_mesh, tensor.placements)
-    return tuple(_dealt(one, tensor.device_mesh, tensor.placements) for one in found)
+    tensor, *arguments = args
+    results = op_call(tensor.full_tensor(), *arguments, **kwargs)
+    if isinstance(results, torch.Tensor):
+        return _dealt(results, tensor.device_mesh, tensor.placements)
+    return tuple(_dealt(result, tensor.device_mesh, tensor.placements) for result in results)
 
 
 def _empty(tensor: DTensor) -> torch.Tensor:
@@ -70,4 +72,4 @@ def _dealt(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, .
     try:
         return distribute_tensor(whole, mesh, plain, src_data_rank=0)
     except RuntimeError as error:
-        raise told("random numbers for a sharded tensor, which every rank draws,", error) from error
+        raise collective_error("random numbers for a sharded tensor, which every rank draws,", error) from error

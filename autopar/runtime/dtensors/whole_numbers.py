@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError
-from autopar.runtime.ranks.failures import told
+from autopar.runtime.ranks.failures import collective_error
 
 
 @functools.cache
@@ -62,6 +62,6 @@ def _number(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs: dic
     try:
         return op_call(tensor.full_tensor())
     except RuntimeError as error:
-        raise told(
+        raise collective_error(
             "a number that is read of a sharded tensor (`.item()`, `float()`), by every rank alike,", error
         ) from error

@@ -99,12 +99,12 @@ class Accumulation:
 
     def waits(self, parameter: torch.Tensor) -> bool:
         """Whether gradients of a parameter wait."""
-        return any(one is parameter for one in self._parameters.values())
+        return any(waiting is parameter for waiting in self._parameters.values())
 
     def _waiting_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
         """The names of those of `parameters` that have gradients waiting."""
-        wanted = set(map(id, parameters))
-        return [name for name, parameter in self._parameters.items() if id(parameter) in wanted]
+        ids = set(map(id, parameters))
+        return [name for name, parameter in self._parameters.items() if id(parameter) in ids]
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError if the optimizer is about to step past gradients that wait."""

@@ -29,6 +29,6 @@ def prepare_backward(outputs: Sequence[Any], inputs: Sequence[Any], state: Seque
         return gradient.full_tensor() if isinstance(gradient, DTensor) else None
 
     for output in outputs:
-        is_own = isinstance(output, torch.Tensor) and not any(output is given for given in inputs)
+        is_own = isinstance(output, torch.Tensor) and not any(output is tensor_passed for tensor_passed in inputs)
         if is_own and output.grad_fn is not None:
             output.register_hook(enter)

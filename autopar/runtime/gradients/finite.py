@@ -22,8 +22,8 @@ def gradients_are_finite(model: nn.Module) -> bool:
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     parts = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-    held = [part for part in parts if part.numel()]  # ragged shards may be empty
-    finite = bool(torch.isfinite(nn.utils.get_total_norm(held, float("inf")))) if held else True
+    nonempty = [part for part in parts if part.numel()]  # ragged shards may be empty
+    finite = bool(torch.isfinite(nn.utils.get_total_norm(nonempty, float("inf")))) if nonempty else True
     if not dist.is_initialized():
         return finite
     device = next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -14,7 +14,7 @@ import torch
 
 from autopar.runtime.communication.convert import Stage
 from autopar.runtime.gradients.accumulation import reduced_at_once
-from autopar.runtime.gradients.own_gradients import own
+from autopar.runtime.gradients.own_gradients import unshared
 from autopar.runtime.gradients.passes import fills_gradients
 from autopar.runtime.gradients.second_derivatives import are_differentiated
 
@@ -34,27 +34,27 @@ class GradientSums:
     def add(self, place: int, stage: Stage | None, gradient: torch.Tensor) -> None:
         """Add a gradient to its sum; to be called in the backward of an autograd function that was given it."""
         before = self.take(place, stage, None)
-        self.put(place, stage, own(gradient) if before is None else before.add_(gradient))
+        self.put(place, stage, unshared(gradient) if before is None else before.add_(gradient))
 
     def put(self, place: int, stage: Stage | None, gradient: torch.Tensor) -> None:
         """Keep a gradient that nobody else holds as the sum so far."""
-        self._found.setdefault(_here(place), {})[stage] = gradient
+        self._found.setdefault(_key_of(place), {})[stage] = gradient
 
     def take(self, place: int, stage: Stage | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Add the sum so far to a gradient, and keep it here no longer."""
-        before = self._found.get(_here(place), {}).pop(stage, None)
+        before = self._found.get(_key_of(place), {}).pop(stage, None)
         if before is None or gradient is None:
             return gradient if before is None else before
         return before.add_(gradient)
 
     def take_rest(self, place: int) -> list[torch.Tensor]:
         """Remove, reduce and return the remaining sums of a parameter."""
-        rest = self._found.pop(_here(place), {})
-        stages = {stage: gradient for stage, gradient in rest.items() if stage is not None}
-        return [*(gradient for stage, gradient in rest.items() if stage is None), *reduced_at_once(stages)]
+        remaining = self._found.pop(_key_of(place), {})
+        stages = {stage: gradient for stage, gradient in remaining.items() if stage is not None}
+        return [*(gradient for stage, gradient in remaining.items() if stage is None), *reduced_at_once(stages)]
 
 
-def _here(place: int) -> tuple[int, int]:
+def _key_of(place: int) -> tuple[int, int]:
     return torch._C._current_graph_task_id(), place
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
-from autopar.runtime.ranks.failures import told
+from autopar.runtime.ranks.failures import collective_error
 
 
 @functools.cache
@@ -29,8 +29,8 @@ def find_overflows_everywhere() -> None:
 
 
 def _unscaled(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    gradients, found, scale = args
-    op_call([g._local_tensor if isinstance(g, DTensor) else g for g in gradients], found, scale, **kwargs)
+    gradients, overflows, scale = args
+    op_call([g._local_tensor if isinstance(g, DTensor) else g for g in gradients], overflows, scale, **kwargs)
     split = {
         (gradient.device_mesh, axis): None
         for gradient in gradients
@@ -40,6 +40,6 @@ def _unscaled(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict
     }
     try:
         for mesh, axis in split:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=mesh.get_group(axis))
+            dist.all_reduce(overflows, dist.ReduceOp.MAX, group=mesh.get_group(axis))
     except RuntimeError as error:
-        raise told("what a gradient scaler has found on each rank", error) from error
+        raise collective_error("what a gradient scaler has found on each rank", error) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 
-def own(gradient: torch.Tensor) -> torch.Tensor:
+def unshared(gradient: torch.Tensor) -> torch.Tensor:
     """The gradient, or a copy if it is shared; to be called in the backward of an autograd function given it."""
     if _is_held(gradient) or any(
         step == 0 and size > 1 for step, size in zip(gradient.stride(), gradient.shape, strict=True)

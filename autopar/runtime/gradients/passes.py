@@ -25,12 +25,12 @@ def fills_gradients(node: Any) -> bool:
 
 def _comes_to_a_leaf(node: Any) -> bool:
     """Whether the pass runs from this node on to a leaf, and adds to the leaf's gradient."""
-    waiting, seen = [node], {node}
+    waiting, visited = [node], {node}
     while waiting:
         for after, _ in waiting.pop().next_functions:
-            if after is None or after in seen:
+            if after is None or after in visited:
                 continue
-            seen.add(after)
+            visited.add(after)
             if not after.next_functions:
                 try:
                     if torch._C._will_engine_execute_node(after):

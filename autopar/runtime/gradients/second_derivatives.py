@@ -35,30 +35,32 @@ class _ChangedOwner(torch.autograd.Function):
         return change(gradient)
 
     @staticmethod
-    def backward(ctx: Any, asked: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return asked, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 def detached(call: Callable[[], Any]) -> Any:
     """The detached results, under `no_grad`, of a call whose forward computes gradients and so needs `enable_grad`."""
     with torch.enable_grad():
-        found = call()
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, found)
+        result = call()
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 
-def once(what: str, mend: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def refuses_second(subject: str, mend: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator for a backward without a second derivative: asking for one raises InputError. `once_differentiable`
     does so too, but not where the incoming gradient requires none, although tensors that the forward has saved may."""
-    message = f"the gradient of {what}, run on parts, cannot be differentiated again (create_graph=True): {mend}"
+    message = f"the gradient of {subject}, run on parts, cannot be differentiated again (create_graph=True): {mend}"
 
     def decorated(backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
         def wrapper(ctx: Any, *gradients: Any) -> Any:
             with torch.no_grad():
-                found = backward(ctx, *gradients)
+                gradients_of_inputs = backward(ctx, *gradients)
             if not are_differentiated():
-                return found
-            return tuple([None if one is None else _refused(one, message) for one in found])
+                return gradients_of_inputs
+            return tuple(
+                [None if gradient is None else _refused(gradient, message) for gradient in gradients_of_inputs]
+            )
 
         return wrapper
 
@@ -66,8 +68,8 @@ def once(what: str, mend: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def _refused(gradient: torch.Tensor, message: str) -> torch.Tensor:
-    found: torch.Tensor = _Refused.apply(gradient.detach().requires_grad_(), message)
-    return found
+    refused: torch.Tensor = _Refused.apply(gradient.detach().requires_grad_(), message)
+    return refused
 
 
 class _Refused(torch.autograd.Function):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autopar.runtime.communication.compiled_outputs import as_output
-from autopar.runtime.gradients.second_derivatives import once
+from autopar.runtime.gradients.second_derivatives import refuses_second
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import moved
 from autopar.runtime.local.masks import Attended, causal_attention
@@ -56,28 +56,31 @@ class Stretch(NamedTuple):
         return Stretch(*ctx.stretch(layout, dim, whole), whole, swaps)
 
     @property
-    def kept(self) -> int:
+    def staying(self) -> int:
         """How many queries stay: the first half, with the middle one of an odd number."""
         return self.length - self.length // 2
 
     def halves(self) -> tuple[tuple[slice, int], ...]:
         """The queries of the half that stays and of the half that came, each with its first position."""
-        return (slice(0, self.kept), self.start), (slice(self.kept, None), self.whole - self.start - self.length // 2)
+        return (slice(0, self.staying), self.start), (
+            slice(self.staying, None),
+            self.whole - self.start - self.length // 2,
+        )
 
 
 def swapped_attention(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, rng_key: object
 ) -> Any:
     """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries; with a mask if no kernel supports it."""
-    given, stretch = Attended.of(*args, **kwargs), Stretch.of(ctx)
-    if stretch.length > 1 and _fused(given):
-        return _Swapped.apply(given.query, given.key, given.value, given.scale, stretch)
+    attended, stretch = Attended.of(*args, **kwargs), Stretch.of(ctx)
+    if stretch.length > 1 and _fused(attended):
+        return _Swapped.apply(attended.query, attended.key, attended.value, attended.scale, stretch)
     return causal_attention(target, args, kwargs, ctx, rng_key)
 
 
-def _fused(given: Attended) -> bool:
+def _fused(attended: Attended) -> bool:
     """Whether a flash attention kernel, of a GPU or a CPU, supports these arguments."""
-    query, key, value, _, grouped = given
+    query, key, value, _, grouped = attended
     if not query.numel() or (not grouped and query.shape[:-2] != key.shape[:-2]):
         return False
     if query.device.type == "cpu":
@@ -86,8 +89,10 @@ def _fused(given: Attended) -> bool:
         return False
     from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
-    some = slice(query.shape[-2])  # the causal calls have as many keys as queries
-    return can_use_flash_attention(SDPAParams(query, key[..., some, :], value[..., some, :], None, 0.0, True, grouped))
+    queries = slice(query.shape[-2])  # the causal calls have as many keys as queries
+    return can_use_flash_attention(
+        SDPAParams(query, key[..., queries, :], value[..., queries, :], None, 0.0, True, grouped)
+    )
 
 
 class _Swapped(torch.autograd.Function):
@@ -108,18 +113,18 @@ class _Swapped(torch.autograd.Function):
         return as_output(result)
 
     @staticmethod
-    @once("causal attention", "pin its queries so that rows or heads are split, not positions")
+    @refuses_second("causal attention", "pin its queries so that rows or heads are split, not positions")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, result, statistics = ctx.saved_tensors
         stretch, gradient = ctx.stretch, _in_rows(gradient)
         (own, start), (other, begin) = stretch.halves()
-        found = [torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)]
+        results = [torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)]
         part = [t[..., own, :] for t in (gradient, query, result)]
-        found[0][..., own, :] = _add_gradients(part, key, value, statistics[..., own], start, ctx.scale, found[1:])
+        results[0][..., own, :] = _add_gradients(part, key, value, statistics[..., own], start, ctx.scale, results[1:])
         part = _swap([t[..., other, :] for t in (gradient, query, result)], stretch)
-        part = [_add_gradients(part, key, value, statistics[..., other], begin, ctx.scale, found[1:])]
-        (found[0][..., other, :],) = _swap(part, stretch)
-        return *found, None, None
+        part = [_add_gradients(part, key, value, statistics[..., other], begin, ctx.scale, results[1:])]
+        (results[0][..., other, :],) = _swap(part, stretch)
+        return *results, None, None
 
 
 def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -151,19 +156,19 @@ def _parts(start: int, length: int) -> Iterator[tuple[slice, bool]]:
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int, scale: float | None) -> _Pair:
     """Result and log-sum-exp of queries from position `start` on."""
-    found: _Pair | None = None
-    for seen, causal in _parts(start, query.shape[-2]):
-        part = _forward(query, key[..., seen, :], value[..., seen, :], causal, scale)
-        found = part if found is None else _joined(*found, *part)
-    assert found is not None
-    return found
+    result: _Pair | None = None
+    for keys, causal in _parts(start, query.shape[-2]):
+        part = _forward(query, key[..., keys, :], value[..., keys, :], causal, scale)
+        result = part if result is None else _joined(*result, *part)
+    assert result is not None
+    return result
 
 
-def _joined(one: torch.Tensor, its_sum: torch.Tensor, other: torch.Tensor, other_sum: torch.Tensor) -> _Pair:
+def _joined(first: torch.Tensor, first_sum: torch.Tensor, second: torch.Tensor, second_sum: torch.Tensor) -> _Pair:
     """The result for all keys from two results, each for a part of them."""
-    together = torch.logaddexp(its_sum, other_sum)
-    weights = [(part - together).exp().unsqueeze(-1) for part in (its_sum, other_sum)]
-    return (one * weights[0]).addcmul_(other, weights[1]).to(one.dtype), together
+    together = torch.logaddexp(first_sum, second_sum)
+    weights = [(part - together).exp().unsqueeze(-1) for part in (first_sum, second_sum)]
+    return (first * weights[0]).addcmul_(second, weights[1]).to(first.dtype), together
 
 
 def _add_gradients(
@@ -178,13 +183,13 @@ def _add_gradients(
     """The gradient of queries from position `start` on, from `tensors`: the gradient of their results, the queries and
     the results. The gradients of the keys and values that they see are added to `totals`."""
     total: torch.Tensor | None = None
-    for seen, causal in _parts(start, tensors[0].shape[-2]):
-        some = key[..., seen, :], value[..., seen, :]
-        found, *others = _backward(tensors, *some, statistics, causal, scale)
+    for keys, causal in _parts(start, tensors[0].shape[-2]):
+        key_and_value = key[..., keys, :], value[..., keys, :]
+        of_queries, *others = _backward(tensors, *key_and_value, statistics, causal, scale)
         for sum_of, other in zip(totals, others, strict=True):
-            sum_of[..., seen, :] += other
-        total = found if total is None else total.add_(found)
-        del found, others, other  # kept beside the next ones, they would double the memory
+            sum_of[..., keys, :] += other
+        total = of_queries if total is None else total.add_(of_queries)
+        del of_queries, others, other  # kept beside the next ones, they would double the memory
     assert total is not None
     return total
 

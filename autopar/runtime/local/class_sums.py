@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autopar.runtime.communication.compiled_outputs import as_output
-from autopar.runtime.gradients.second_derivatives import once
+from autopar.runtime.gradients.second_derivatives import refuses_second
 from autopar.runtime.local.class_part import Part
 from autopar.runtime.local.exchange import reduced
 
@@ -64,7 +64,7 @@ class _Sums(torch.autograd.Function):
         return as_output(exponentials.sum(part.dim)), as_output(picked.to(highest.dtype))
 
     @staticmethod
-    @once("cross entropy", _WHOLE_CLASSES)
+    @refuses_second("cross entropy", _WHOLE_CLASSES)
     def backward(
         ctx: Any, of_exponentials: torch.Tensor, of_picked: torch.Tensor
     ) -> tuple[torch.Tensor, None, torch.Tensor | None, None, None]:
@@ -99,15 +99,15 @@ def sums(
 
     `t` is as in `classes.cross_entropy`. What is saved has the dtype of the logits, as in the unsharded op.
     """
-    found: tuple[torch.Tensor, torch.Tensor] = _Sums.apply(logits, highest, target, weight, labels)
-    return found
+    result: tuple[torch.Tensor, torch.Tensor] = _Sums.apply(logits, highest, target, weight, labels)
+    return result
 
 
 def _picked(part: Part, values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if not part.count:
         return values.sum(part.dim)
-    found = values.gather(part.dim, part.place(target).unsqueeze(part.dim)).squeeze(part.dim)
-    return found.masked_fill(~part.holds(target), 0)
+    values_at_labels = values.gather(part.dim, part.place(target).unsqueeze(part.dim)).squeeze(part.dim)
+    return values_at_labels.masked_fill(~part.holds(target), 0)
 
 
 class _Picked(torch.autograd.Function):
@@ -118,20 +118,20 @@ class _Picked(torch.autograd.Function):
         return as_output(_picked(part, values, target))
 
     @staticmethod
-    @once("nll_loss", _WHOLE_CLASSES)
+    @refuses_second("nll_loss", _WHOLE_CLASSES)
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         [target], part = ctx.saved_tensors, ctx.part
-        found = gradient.new_zeros(ctx.shape)
+        result = gradient.new_zeros(ctx.shape)
         if part.count:
             own = gradient.masked_fill(~part.holds(target), 0)
-            found.scatter_(part.dim, part.place(target).unsqueeze(part.dim), own.unsqueeze(part.dim))
-        return found, None, None
+            result.scatter_(part.dim, part.place(target).unsqueeze(part.dim), own.unsqueeze(part.dim))
+        return result, None, None
 
 
 def picked(values: torch.Tensor, target: torch.Tensor, part: Part) -> torch.Tensor:
     """For every row, the value at its label; 0 where another rank holds it."""
-    found: torch.Tensor = _Picked.apply(values, target, part)
-    return found
+    result: torch.Tensor = _Picked.apply(values, target, part)
+    return result
 
 
 class _LogSoftmax(torch.autograd.Function):
@@ -140,22 +140,22 @@ class _LogSoftmax(torch.autograd.Function):
         highest = part.highest(logits, torch.promote_types(dtype, torch.float32))
         exponentials = (logits - highest.unsqueeze(part.dim)).exp_().sum(part.dim)
         whole = reduced(exponentials, "sum", part.axes, part.mesh).log() + highest
-        found = (logits - whole.unsqueeze(part.dim)).to(dtype)
+        result = (logits - whole.unsqueeze(part.dim)).to(dtype)
         ctx.part, ctx.dtype = part, logits.dtype
-        ctx.save_for_backward(found)
-        return as_output(found)
+        ctx.save_for_backward(result)
+        return as_output(result)
 
     @staticmethod
-    @once("log_softmax", _WHOLE_CLASSES)
+    @refuses_second("log_softmax", _WHOLE_CLASSES)
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        [found], part = ctx.saved_tensors, ctx.part
-        wide = torch.promote_types(found.dtype, torch.float32)
-        given = reduced(gradient.sum(part.dim, dtype=wide), "sum", part.axes, part.mesh).neg_()
-        own = found.exp() if found.dtype == wide else found.to(wide).exp_()
-        return own.mul_(given.unsqueeze(part.dim)).add_(gradient).to(ctx.dtype), None, None
+        [result], part = ctx.saved_tensors, ctx.part
+        wide = torch.promote_types(result.dtype, torch.float32)
+        sum_of_gradient = reduced(gradient.sum(part.dim, dtype=wide), "sum", part.axes, part.mesh).neg_()
+        own = result.exp() if result.dtype == wide else result.to(wide).exp_()
+        return own.mul_(sum_of_gradient.unsqueeze(part.dim)).add_(gradient).to(ctx.dtype), None, None
 
 
 def log_softmax(logits: torch.Tensor, part: Part, dtype: torch.dtype) -> torch.Tensor:
     """x - log Σ exp x over the classes of all ranks; saves only its result for backward."""
-    found: torch.Tensor = _LogSoftmax.apply(logits, part, dtype)
-    return found
+    result: torch.Tensor = _LogSoftmax.apply(logits, part, dtype)
+    return result

@@ -41,12 +41,12 @@ class LocalContext:
         Computed here and not by `Layout.digits`, as `torch.compile` warns about the cache of that.
         """
         placements = enumerate(layout.placements)
-        found, taken = [], 1
+        cuts, parts = [], 1
         for outer, axis in sorted([(p.outer, axis) for axis, p in placements if p.is_sharded and p.dim == dim]):
-            cut, rank = Cut(0, length, outer // taken, self.mesh.shape[axis]), self.mesh.coordinate[axis]
-            found.append((cut, rank))
-            length, taken = cut.count(rank), taken * cut.ranks
-        return found
+            cut, rank = Cut(0, length, outer // parts, self.mesh.shape[axis]), self.mesh.coordinate[axis]
+            cuts.append((cut, rank))
+            length, parts = cut.count(rank), parts * cut.ranks
+        return cuts
 
     def local_shape(self, index: int = 0) -> tuple[int, ...]:
         """This rank's shape of output `index`."""
@@ -70,10 +70,10 @@ class LocalContext:
 
     def positions(self, layout: Layout, dim: int, length: int, device: torch.device) -> torch.Tensor:
         """The global indices that this rank holds in a dim of global `length`; int32."""
-        held = torch.arange(length, device=device, dtype=torch.int32)
+        positions = torch.arange(length, device=device, dtype=torch.int32)
         for cut, rank in self.cuts(layout, dim, length):
-            held = cut.take(held, rank)
-        return held
+            positions = cut.take(positions, rank)
+        return positions
 
     def stretch(self, layout: Layout, dim: int, length: int) -> tuple[int, int]:
         """(start, length) of this rank's part of a dim of global `length`; LayoutError if it is not contiguous."""

@@ -27,36 +27,40 @@ def drawn(
     """This rank's part of what `target(*args, **kwargs)` draws, also of `apply_inplace(method, base, ...)`."""
     assert key is not None
     in_place = target.__name__ == "apply_inplace"
-    name, rest = (args[0].strip("_"), args[1:]) if in_place else (drawn_name(target), args)
+    name, arguments = (args[0].strip("_"), args[1:]) if in_place else (drawn_name(target), args)
     if name not in BY_COUNTER or (name == "normal" and not in_place):
         return _seeded(target, args, kwargs, ctx, key)
-    like = rest[0] if rest and isinstance(rest[0], torch.Tensor) else torch.empty(0, device=kwargs.get("device"))
+    like = (
+        arguments[0]
+        if arguments and isinstance(arguments[0], torch.Tensor)
+        else torch.empty(0, device=kwargs.get("device"))
+    )
     dtype = kwargs.get("dtype") or like.dtype
 
     def option(place: int, called: str, default: Any) -> Any:
         own = in_place or name == "bernoulli"  # factories have sizes in these places
-        return kwargs.get(called, rest[place] if own and len(rest) > place else default)
+        return kwargs.get(called, arguments[place] if own and len(arguments) > place else default)
 
     if name == "bernoulli":
-        found = _uniform(ctx, key, 32) < option(1, "p", 0.5 if in_place else like)
+        numbers = _uniform(ctx, key, 32) < option(1, "p", 0.5 if in_place else like)
     elif name in ("randn", "randn_like", "normal"):
         each = 1 + 1j if dtype.is_complex else 1  # `normal_` gives both parts the mean
-        found = _normal(ctx, key, dtype) * option(2, "std", 1.0) + option(1, "mean", 0.0) * each
+        numbers = _normal(ctx, key, dtype) * option(2, "std", 1.0) + option(1, "mean", 0.0) * each
     elif name == "exponential":
-        found = (-torch.log1p(-_uniform(ctx, key, 32))).clamp_(min=_LEAST) / option(1, "lambd", 1.0)
+        numbers = (-torch.log1p(-_uniform(ctx, key, 32))).clamp_(min=_LEAST) / option(1, "lambd", 1.0)
     else:
         low, high = option(1, "from", 0.0), option(2, "to", 1.0)
         digits, parts = _MANTISSA_BITS.get(dtype.to_real(), 32), (2,) * dtype.is_complex
-        found = _uniform(ctx, key, digits, *parts) * (high - low) + low
-        found = torch.view_as_complex(found) if dtype.is_complex else found
-    return found.to(device=like.device, dtype=dtype).requires_grad_(bool(kwargs.get("requires_grad")))
+        numbers = _uniform(ctx, key, digits, *parts) * (high - low) + low
+        numbers = torch.view_as_complex(numbers) if dtype.is_complex else numbers
+    return numbers.to(device=like.device, dtype=dtype).requires_grad_(bool(kwargs.get("requires_grad")))
 
 
-def _uniform(ctx: LocalContext, key: torch.Tensor, digits: int, *more: int) -> torch.Tensor:
-    """Multiples of 2^-digits in [0, 1), float64, for this rank's elements; `more`: further dims for each element."""
+def _uniform(ctx: LocalContext, key: torch.Tensor, digits: int, *further: int) -> torch.Tensor:
+    """Multiples of 2^-digits in [0, 1), float64, for this rank's elements; `further`: dims for each element."""
     dims = enumerate(ctx.shapes[0])
     indices = [ctx.positions(ctx.outputs[0], dim, length, key.device) for dim, length in dims]
-    indices += [torch.arange(count, device=key.device, dtype=torch.int32) for count in more]
+    indices += [torch.arange(count, device=key.device, dtype=torch.int32) for count in further]
     numbers = bits(key, ctx.position, indices).to(torch.float64) + 2.0**31
     return (numbers * 2.0 ** (digits - 32)).floor() * 2.0**-digits
 

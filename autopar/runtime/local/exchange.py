@@ -41,8 +41,8 @@ class _Given(torch.autograd.Function):
         return gradient.view_as(gradient)
 
     @staticmethod
-    def backward(ctx: Any, asked: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _Joined.apply(asked, *ctx.route), None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _Joined.apply(gradient, *ctx.route), None, None
 
 
 def joined(summands: torch.Tensor, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:

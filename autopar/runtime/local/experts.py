@@ -20,7 +20,7 @@ def experts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Loc
     start, count = ctx.stretch(ctx.inputs[3], 0, ctx.input_shapes[3][0])
     mine = (index >= start) & (index < start + count)
     local = torch.where(mine, index - start, count)
-    return target(hidden, local, torch.where(mine, weights, 0), *parameters, held=count)
+    return target(hidden, local, torch.where(mine, weights, 0), *parameters, local_experts=count)
 
 
 @torch.compiler.disable(reason="how many tokens go to which rank depends on data")  # type: ignore[untyped-decorator]
@@ -32,13 +32,13 @@ def exchanged(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: L
     host.
     """
     hidden, index, weights, *parameters = args
-    both = set(ctx.axes_that_shard(ctx.inputs[0], 0)) & set(ctx.axes_that_shard(ctx.inputs[3], 0))
+    shared_axes = set(ctx.axes_that_shard(ctx.inputs[0], 0)) & set(ctx.axes_that_shard(ctx.inputs[3], 0))
     rows, expert, share, routes = hidden, index.flatten(), weights.flatten(), index.shape[1]
-    held, ways = ctx.input_shapes[3][0], []
-    for axis in sorted(both, key=lambda axis: ctx.inputs[3].placements[axis].outer):
+    experts_here, ways = ctx.input_shapes[3][0], []
+    for axis in sorted(shared_axes, key=lambda axis: ctx.inputs[3].placements[axis].outer):
         ranks, group = ctx.mesh.shape[axis], ctx.mesh.groups[axis]
-        held //= ranks
-        home = expert // held
+        experts_here //= ranks
+        home = expert // experts_here
         order = home.argsort(stable=True)
         source = order // routes
         leaving = home.new_zeros(ranks).scatter_add_(0, home, torch.ones_like(home))  # bincount syncs with host twice
@@ -46,12 +46,12 @@ def exchanged(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: L
         sent, received = torch.stack([leaving, arriving]).tolist()
         ways.append((source, rows.shape[0], sent, received, group))
         rows = exchange(rows[source], sent, received, group)
-        expert = collectives.all_to_all((expert % held)[order], sent, received, group)
+        expert = collectives.all_to_all((expert % experts_here)[order], sent, received, group)
         share, routes = exchange(share[order], sent, received, group), 1
     # one row more, of weight 0: the library's code does not take an empty batch, and every expert gets a gradient
     rows, share = (torch.nn.functional.pad(t, [0, 0] * (t.dim() - 1) + [0, 1]) for t in (rows, share))
     expert = torch.nn.functional.pad(expert, (0, 1))
-    done = target(rows, expert.unsqueeze(1), share.unsqueeze(1), *parameters, held=held)[:-1]
+    done = target(rows, expert.unsqueeze(1), share.unsqueeze(1), *parameters, local_experts=experts_here)[:-1]
     for source, count, sent, received, group in reversed(ways):
         back = exchange(done, received, sent, group)
         done = back.new_zeros(count, back.shape[1]).index_add(0, source, back)

@@ -33,12 +33,12 @@ def _extremum(
     axis: int | tuple[int, ...] | list[int] | None = None,
     keepdims: bool = False,
 ) -> torch.Tensor:
-    given = dim if axis is None else axis
-    listed = [given] if isinstance(given, int) else given
+    dim_or_axis = dim if axis is None else axis
+    listed = [dim_or_axis] if isinstance(dim_or_axis, int) else dim_or_axis
     dims = tuple(sorted({d % input.ndim for d in listed})) or tuple(range(input.ndim))  # none given: all
     axes = ctx.axes_that_shard(ctx.inputs[0], *dims)
-    found: torch.Tensor = _Extremum.apply(input, op, dims, axes, ctx.mesh)
-    return found if keepdim or keepdims else found.squeeze(dims)
+    result: torch.Tensor = _Extremum.apply(input, op, dims, axes, ctx.mesh)
+    return result if keepdim or keepdims else result.squeeze(dims)
 
 
 class _Extremum(torch.autograd.Function):
@@ -58,9 +58,9 @@ class _Extremum(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, value = ctx.saved_tensors
         with torch.no_grad():
-            held = x == value
+            is_extreme = x == value
             wide = torch.promote_types(gradient.dtype, torch.float32)  # half precision counts only to some hundreds
-            count = reduced(held.sum(ctx.dims, keepdim=True, dtype=wide), "sum", ctx.axes, ctx.mesh)
+            count = reduced(is_extreme.sum(ctx.dims, keepdim=True, dtype=wide), "sum", ctx.axes, ctx.mesh)
         if are_differentiated():
             gradient = handed_out(gradient, ctx.axes, ctx.mesh)
-        return (gradient / count).to(gradient.dtype) * held, None, None, None, None
+        return (gradient / count).to(gradient.dtype) * is_extreme, None, None, None, None

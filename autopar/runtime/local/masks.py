@@ -59,8 +59,8 @@ def takes_fused(query: torch.Tensor, *others: Any) -> bool:
     has turned such kernels off."""
     if not query.is_cuda:
         return False
-    asked = SDPAParams(query, *others)
-    return can_use_flash_attention(asked) or can_use_efficient_attention(asked)
+    parameters = SDPAParams(query, *others)
+    return can_use_flash_attention(parameters) or can_use_efficient_attention(parameters)
 
 
 def _place(ctx: LocalContext) -> int:
@@ -84,11 +84,11 @@ def _attention_dropout(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    asked = query, key_states, value, attn_mask, dropout_p, is_causal
+    arguments = query, key_states, value, attn_mask, dropout_p, is_causal
     parts = ctx.axes_that_shard(ctx.inputs[0], query.ndim - 2)  # no kernel knows its queries' positions
-    if not parts and not torch.compiler.is_compiling() and takes_fused(*asked, enable_gqa):
+    if not parts and not torch.compiler.is_compiling() and takes_fused(*arguments, enable_gqa):
         with seeded(key, _place(ctx)):
-            return F.scaled_dot_product_attention(*asked, scale=scale, enable_gqa=enable_gqa)
+            return F.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         key_states = key_states.repeat_interleave(query.shape[-3] // key_states.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
@@ -110,10 +110,10 @@ def _attention_dropout(
 
 def causal_attention(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries, with a mask for their positions."""
-    given = Attended.of(*args, **kwargs)
-    mask = causal_mask(ctx, given.query.ndim, given.key.shape[-2], given.query.device)
-    tensors = given.query, given.key, given.value
-    return F.scaled_dot_product_attention(*tensors, mask, scale=given.scale, enable_gqa=given.grouped)
+    attended = Attended.of(*args, **kwargs)
+    mask = causal_mask(ctx, attended.query.ndim, attended.key.shape[-2], attended.query.device)
+    tensors = attended.query, attended.key, attended.value
+    return F.scaled_dot_product_attention(*tensors, mask, scale=attended.scale, enable_gqa=attended.grouped)
 
 
 class Attended(NamedTuple):

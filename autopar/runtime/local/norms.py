@@ -10,7 +10,7 @@ import torch
 from autopar.ops.norms import RUNNING, named
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.communication.compiled_outputs import as_output
-from autopar.runtime.gradients.second_derivatives import once
+from autopar.runtime.gradients.second_derivatives import refuses_second
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import reduced
 
@@ -54,7 +54,7 @@ class _Normalised(torch.autograd.Function):
         return as_output(out), mean, variance
 
     @staticmethod
-    @once("batch normalisation", "a norm of single rows (GroupNorm, LayerNorm) has second derivatives")
+    @refuses_second("batch normalisation", "a norm of single rows (GroupNorm, LayerNorm) has second derivatives")
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         x, mean, scale, weight = ctx.saved_tensors
         ones = torch.ones_like(mean)
@@ -86,8 +86,8 @@ def batch_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: 
 
     Running statistics are updated equally on every rank. Outside training, it is the op itself.
     """
-    given = named(target, args, kwargs)
-    return _batch_norm(ctx, **given) if given.get("training") else target(*args, **kwargs)
+    arguments = named(target, args, kwargs)
+    return _batch_norm(ctx, **arguments) if arguments.get("training") else target(*args, **kwargs)
 
 
 def _batch_norm(
@@ -121,15 +121,15 @@ def instance_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ct
     They move towards the mean of the rows' statistics. With a momentum of 1, the op gives this mean for the rank's
     rows; the means of all ranks are then combined, weighted by their numbers of rows.
     """
-    given = named(target, args, kwargs)
-    own = {name: torch.zeros_like(given[name]) for name in RUNNING}
-    out = target(**{**given, **own, "momentum": 1.0})
+    arguments = named(target, args, kwargs)
+    own = {name: torch.zeros_like(arguments[name]) for name in RUNNING}
+    out = target(**{**arguments, **own, "momentum": 1.0})
     with torch.no_grad():
-        part = given["input"].shape[0] / ctx.input_shapes[0][0]  # of the global batch
+        part = arguments["input"].shape[0] / ctx.input_shapes[0][0]  # of the global batch
         axes = ctx.axes_that_shard(ctx.inputs[0], 0)
         joined = reduced(torch.stack([own[name] for name in RUNNING]).double() * part, "sum", axes, ctx.mesh)
-        for buffer, value in zip([given[name] for name in RUNNING], joined, strict=True):
-            write_statistics(buffer, buffer.lerp(value.to(buffer.dtype), given.get("momentum", 0.1)))
+        for buffer, value in zip([arguments[name] for name in RUNNING], joined, strict=True):
+            write_statistics(buffer, buffer.lerp(value.to(buffer.dtype), arguments.get("momentum", 0.1)))
     return out
 
 

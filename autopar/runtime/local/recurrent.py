@@ -22,14 +22,14 @@ def recurrent_dropout(
     """
     assert key is not None
     value, states, weights, biases, layers, dropout, training, bidirectional, batch_first = args
-    given = (states,) if isinstance(states, torch.Tensor) else tuple(states)
+    all_states = (states,) if isinstance(states, torch.Tensor) else tuple(states)
     directions = 2 if bidirectional else 1
     each, final = len(weights) // layers, []
     for layer in range(layers):
-        own = tuple(state.narrow(0, layer * directions, directions) for state in given)
-        one = own[0] if isinstance(states, torch.Tensor) else own
+        own = tuple(state.narrow(0, layer * directions, directions) for state in all_states)
+        states_of_layer = own[0] if isinstance(states, torch.Tensor) else own
         mine = weights[layer * each : (layer + 1) * each]
-        value, *after = target(value, one, mine, biases, 1, 0.0, training, bidirectional, batch_first)
+        value, *after = target(value, states_of_layer, mine, biases, 1, 0.0, training, bidirectional, batch_first)
         final.append(after)
         if layer < layers - 1:
             value = _dropped(value, dropout, layer, ctx, key)

@@ -28,8 +28,8 @@ def routed(
     hidden, routes, *others = args
     groups = [ctx.mesh.groups[axis] for axis in ctx.axes_that_shard(ctx.inputs[0], 0)]
     hidden, *others = entered = _Entered.apply(groups, hidden, *others)
-    given = (hidden, routes, *others)
-    done = target(*given, **kwargs) if key is None else drawn(target, given, kwargs, ctx, key)
+    tensors = (hidden, routes, *others)
+    done = target(*tensors, **kwargs) if key is None else drawn(target, tensors, kwargs, ctx, key)
     return _Left.apply(done, *entered)
 
 
@@ -37,33 +37,33 @@ class _Entered(torch.autograd.Function):
     """Passes on what the experts are given; its backward comes after that of all their ops, used or not."""
 
     @staticmethod
-    def forward(ctx: Any, groups: list[str], *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, groups: list[str], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.groups = groups
-        ctx.like = [(tensor.shape, tensor.dtype, tensor.device) for tensor in given]
+        ctx.like = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
         ctx.set_materialize_grads(False)
-        return tuple(tensor.view_as(tensor) for tensor in given)
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        asked = [place for place, learns in enumerate(ctx.needs_input_grad[1:]) if learns]
-        weights = [place for place in asked if place >= _TOKENS]
-        here = [gradients[place] is not None for place in weights]
+        learning = [place for place, learns in enumerate(ctx.needs_input_grad[1:]) if learns]
+        weights = [place for place in learning if place >= _TOKENS]
+        has_gradient = [gradients[place] is not None for place in weights]
         device = ctx.like[0][-1]
-        met = {*asked} - {*weights} | {*_on_some_rank(weights, here, device, ctx.groups)}
+        met = {*learning} - {*weights} | {*_on_some_rank(weights, has_gradient, device, ctx.groups)}
         return None, *(
             torch.zeros(shape, dtype=dtype, device=device) if gradient is None and place in met else gradient
             for place, (gradient, (shape, dtype, device)) in enumerate(zip(gradients, ctx.like, strict=True))
         )
 
 
-def _on_some_rank(places: list[int], here: list[bool], device: torch.device, groups: list[str]) -> list[int]:
-    """Those of the places that are set in `here` on any rank."""
+def _on_some_rank(places: list[int], flags: list[bool], device: torch.device, groups: list[str]) -> list[int]:
+    """Those of the places that are set in `flags` on any rank."""
     if not places:
         return []
-    found = torch.tensor(here, dtype=torch.uint8, device=device)
+    on_any = torch.tensor(flags, dtype=torch.uint8, device=device)
     for group in groups:
-        found = collectives.all_reduce(found, "max", group)
-    return [place for place, there in zip(places, found.tolist(), strict=True) if there]
+        on_any = collectives.all_reduce(on_any, "max", group)
+    return [place for place, is_set in zip(places, on_any.tolist(), strict=True) if is_set]
 
 
 class _Left(torch.autograd.Function):

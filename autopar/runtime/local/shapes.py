@@ -95,13 +95,13 @@ def _narrow(ctx: LocalContext, input: torch.Tensor, dim: int, start: int, length
 
 def _local_items(items: tuple[Any, ...], layout: Layout, ctx: LocalContext) -> Iterator[Any]:
     sizes = ctx.input_shapes[0]
-    rest = len(sizes) - sum(_dims_taken(item) for item in items)
+    dims_of_ellipsis = len(sizes) - sum(_dims_taken(item) for item in items)
     dim = 0
     for item in items:
         pieces = ctx.pieces(layout, dim) if isinstance(item, slice) else 1
         if isinstance(item, slice) and pieces > 1:
-            taken = range(sizes[dim])[item]  # as `item.indices`, which torch 2.11 cannot compile
-            start, stop, step = taken.start, taken.stop, taken.step
+            indices = range(sizes[dim])[item]  # as `item.indices`, which torch 2.11 cannot compile
+            start, stop, step = indices.start, indices.stop, indices.step
             if (start, stop, step) == (0, sizes[dim], 1):  # a dim taken whole may have unequal pieces
                 yield slice(None)
             elif step == 1:
@@ -110,7 +110,7 @@ def _local_items(items: tuple[Any, ...], layout: Layout, ctx: LocalContext) -> I
                 yield slice(start, sizes[dim] // pieces, step)
         else:
             yield item
-        dim += rest if item is Ellipsis else _dims_taken(item)
+        dim += dims_of_ellipsis if item is Ellipsis else _dims_taken(item)
 
 
 def _dims_taken(item: Any) -> int:
@@ -130,8 +130,8 @@ def _masked_scatter(ctx: LocalContext, input: torch.Tensor, mask: torch.Tensor, 
     place = (mask.flatten().cumsum(0) - 1).clamp(0, source.numel() - 1).view(ctx.shapes[0])
     for dim, length in enumerate(ctx.shapes[0]):
         if input.shape[dim] != length:
-            held = ctx.positions(ctx.outputs[0], dim, length, mask.device)
-            mask, place = mask.index_select(dim, held), place.index_select(dim, held)
+            own_indices = ctx.positions(ctx.outputs[0], dim, length, mask.device)
+            mask, place = mask.index_select(dim, own_indices), place.index_select(dim, own_indices)
     return torch.where(mask, source.flatten()[place], input)
 
 

@@ -45,16 +45,16 @@ class Conversions:
 
     def value(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> fx.Node:
         """Tensor `ref` in `layout`, for the node at `position`; it is converted at its first use in this scope."""
-        layout = self.wanted(ref, layout)
+        layout = self.effective(ref, layout)
         if (ref, layout) not in scope.converted:
             if scope.parent is not None and scope.takes_converted(ref):
-                scope.converted[ref, layout] = scope.given(self.value(ref, layout, scope.parent, position))
+                scope.converted[ref, layout] = scope.further_input(self.value(ref, layout, scope.parent, position))
                 return scope.converted[ref, layout]
             steps = self._recipe(ref, layout)
             if self._is_parameter(ref) and moves(steps):
                 self._bucket(ref, layout, scope, position)
             elif ref.node.op == "get_attr" and self._is_made_again(str(ref.node.target), scope) and copies(steps):
-                self._put([(ref, layout)], [steps], scope, position)
+                self._insert_bucket([(ref, layout)], [steps], scope, position)
             else:
                 local = scope.value(ref)
                 if not steps.is_identity:
@@ -67,7 +67,7 @@ class Conversions:
         value = self.value(ref, layout, scope, position)
         if not (self._is_parameter(ref) and self._needs_grad(ref) and len(readers(ref)) > 1):
             return value
-        steps, stage = self._recipe(ref, self.wanted(ref, layout)), None
+        steps, stage = self._recipe(ref, self.effective(ref, layout)), None
         if not steps.is_identity:
             if not (moves(steps) and reduces(steps.stages[0])):
                 return value
@@ -78,13 +78,13 @@ class Conversions:
     def moves(self, node: fx.Node) -> bool:
         """Whether a node reads a parameter whose conversion needs collectives."""
         pairs = zip(tensor_inputs(node), self.plans[node].inputs, strict=True) if node in self.plans else ()
-        return any(self._is_parameter(ref) and moves(self._recipe(ref, self.wanted(ref, w))) for ref, w in pairs)
+        return any(self._is_parameter(ref) and moves(self._recipe(ref, self.effective(ref, w))) for ref, w in pairs)
 
     def _is_parameter(self, ref: TensorRef) -> bool:
         """Whether a tensor is a parameter of the plan, whose gradient the transit brings."""
         return ref.node.op == "get_attr" and str(ref.node.target) in self._parameters
 
-    def wanted(self, ref: TensorRef, layout: Layout) -> Layout:
+    def effective(self, ref: TensorRef, layout: Layout) -> Layout:
         """The layout without its gradient part, for a tensor that gets no gradient; else as it is."""
         return layout if self._needs_grad(ref) else layout.value()
 
@@ -131,9 +131,9 @@ class Conversions:
         recipes = [self._recipe(*member) for member in members]
         if not all(map(moves, recipes)):
             raise PlanMismatchError(f"the plan has '{name}' in a bucket with parameters that do not move: plan again")
-        self._put(members, recipes, scope, position)
+        self._insert_bucket(members, recipes, scope, position)
 
-    def _put(
+    def _insert_bucket(
         self, members: Sequence[tuple[TensorRef, Layout]], recipes: Sequence[Recipe], scope: Scope, position: int
     ) -> None:
         """Insert one bucket into a scope, and record its members as converted there."""
@@ -141,15 +141,15 @@ class Conversions:
         bucket = Bucket(
             tuple(self.places[n] for n in names),
             names,
-            tuple(one.stages[0] for one in recipes),
-            again=any(self._is_made_again(n, scope) for n in names),
+            tuple(recipe.stages[0] for recipe in recipes),
+            regathers=any(self._is_made_again(n, scope) for n in names),
             in_segment=scope.parent is not None,
         )
         bucket.check()
         shards = [scope.value(member) for member, _ in members]
-        made = scope.graph.call_function(bucket, (scope.transit(), *shards))
+        converted = scope.graph.call_function(bucket, (scope.transit(), *shards))
         for number, member in enumerate(members):
-            scope.converted[member] = scope.pick(made, (pytree.SequenceKey(number),))
+            scope.converted[member] = scope.pick(converted, (pytree.SequenceKey(number),))
         self.stops.append(Stop(bucket, scope.segment, position <= scope.replayed))
 
     def _is_made_again(self, name: str, scope: Scope) -> bool:
@@ -161,7 +161,7 @@ class Conversions:
         if ref.node.op == "get_attr":
             parameter = self._parameters.get(str(ref.node.target))
             return parameter.storage if parameter else Layout.replicated(len(self._mesh.shape))
-        return self.wanted(ref, self.plan_of(ref.node).outputs[ref.index])
+        return self.effective(ref, self.plan_of(ref.node).outputs[ref.index])
 
 
 def dtype_named(name: str | None) -> torch.dtype | None:
@@ -179,9 +179,9 @@ def dtype_named(name: str | None) -> torch.dtype | None:
 def _buckets(plan: Plan) -> dict[tuple[str, Layout, int], PlannedBucket]:
     """The plan's buckets by their members: (name, wanted layout, segment)."""
     return {
-        (name, wanted, bucket.segment): bucket
+        (name, layout, bucket.segment): bucket
         for bucket in plan.buckets
-        for name, wanted in zip(bucket.names, bucket.wanted, strict=True)
+        for name, layout in zip(bucket.names, bucket.wanted, strict=True)
     }
 
 

@@ -50,8 +50,8 @@ def emit(
     node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
 ) -> fx.Node:
     """Insert the op of `node` into the scope's graph, on arguments that are already in their wanted layouts."""
-    made = _emitted(node, plan, args, kwargs, scope, mesh)
-    return scope.graph.call_method("clone", (made,)) if node.target in WIDE and not plan.shapes[0] else made
+    emitted = _emitted(node, plan, args, kwargs, scope, mesh)
+    return scope.graph.call_method("clone", (emitted,)) if node.target in WIDE and not plan.shapes[0] else emitted
 
 
 def _emitted(
@@ -78,8 +78,8 @@ def _emitted(
 
 def _at_any_strides(node: fx.Node) -> Any:
     """The node's target; a `view` by sizes becomes a reshape, as its input may have other strides on this rank."""
-    given = (*node.args, *node.kwargs.values())
-    of_sizes = node.op == "call_method" and not any(isinstance(argument, torch.dtype) for argument in given)
+    arguments = (*node.args, *node.kwargs.values())
+    of_sizes = node.op == "call_method" and not any(isinstance(argument, torch.dtype) for argument in arguments)
     return _RESHAPES.get(node.target, node.target) if of_sizes else node.target
 
 
@@ -127,11 +127,11 @@ class Modes:
         return bool(node.meta.get(GRAD_MODE, self._ambient)) is not self._ambient
 
 
-def constant(value: Any, device: torch.device, held: Callable[[Any], fx.Node]) -> Any:
+def constant(value: Any, device: torch.device, node_for: Callable[[Any], fx.Node]) -> Any:
     """Plain Python values of the trace as arguments in the local graph: traced sizes are ints, devices are this rank's.
 
     Objects that fx cannot print as code (of a user's class, say, given to an autograd function) are replaced by the
-    node that `held` returns for them.
+    node that `node_for` returns for them.
 
     >>> constant((torch.Size([2, 3]), slice(None, 4), torch.device("meta")), torch.device("cpu"), lambda item: item)
     ((2, 3), slice(None, 4, None), device(type='cpu'))
@@ -141,7 +141,7 @@ def constant(value: Any, device: torch.device, held: Callable[[Any], fx.Node]) -
         if isinstance(item, torch.device):
             return device
         if isinstance(item, enum.Enum) or not isinstance(item, _PRINTED):
-            return held(item)
+            return node_for(item)
         if isinstance(item, int) and not isinstance(item, bool):
             return int(item)
         return float(item) if isinstance(item, float) else item

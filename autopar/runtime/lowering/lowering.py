@@ -151,11 +151,11 @@ class _Lowering:
         wanted = list(inputs)
 
         def value(ref: TensorRef) -> fx.Node:
-            found = self.conversions.read(ref, wanted.pop(0), scope, self.at)
+            read = self.conversions.read(ref, wanted.pop(0), scope, self.at)
             again = as_traced and tensor_of(ref).is_contiguous()
-            return scope.graph.call_method("contiguous", (found,)) if again else found
+            return scope.graph.call_method("contiguous", (read,)) if again else read
 
-        def one(source: fx.Node) -> Any:
+        def argument(source: fx.Node) -> Any:
             whole, refs = source.meta.get(VAL), resolve(source)
             if len(refs) > len(wanted):
                 raise PlanMismatchError(f"the plan has too few layouts for what reads '{source.name}': plan again")
@@ -164,7 +164,7 @@ class _Lowering:
                 return next(values)
             return pytree.tree_map(lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else leaf, whole)
 
-        return constant(fx.node.map_arg(arguments, one), self.rank.device, scope.held)
+        return constant(fx.node.map_arg(arguments, argument), self.rank.device, scope.object_attribute)
 
     # -- segments and outputs ----------------------------------------------------------------------
 
@@ -180,12 +180,12 @@ class _Lowering:
         results = [ref for ref in inside.values if ref.node in own and not readers(ref) <= set(members)]
         shared = [pair for pair in inside.converted if planned.inner and self._shares(pair, own, members, inside)]
         written = [new for _, new in inside.updates.values()]
-        given = [*(inside.values[ref] for ref in results), *(inside.converted[pair] for pair in shared), *written]
-        inside.graph.output(tuple(given))
+        returned = [*(inside.values[ref] for ref in results), *(inside.converted[pair] for pair in shared), *written]
+        inside.graph.output(tuple(returned))
         call = self.outer.graph.call_function(
             recomputed, (self.outer.attribute("segment", inside.module()), *inside.outer_inputs)
         )
-        outcomes = [self.outer.pick(call, (pytree.SequenceKey(i),)) for i in range(len(given))]
+        outcomes = [self.outer.pick(call, (pytree.SequenceKey(i),)) for i in range(len(returned))]
         self.outer.values.update(zip(results, outcomes, strict=False))
         self.outer.converted.update(zip(shared, outcomes[len(results) :], strict=False))
         for ref, new in zip(inside.updates, outcomes[len(results) + len(shared) :], strict=True):
@@ -204,7 +204,9 @@ class _Lowering:
             return False
         outside = [node for node in readers(ref) if node not in members and node in self.plans]
         wants = (zip(tensor_inputs(node), self.plans[node].inputs, strict=True) for node in outside)
-        return any(one == ref and self.conversions.wanted(ref, w) == layout for pairs in wants for one, w in pairs)
+        return any(
+            read_ref == ref and self.conversions.effective(ref, w) == layout for pairs in wants for read_ref, w in pairs
+        )
 
     def _output(self, node: fx.Node) -> None:
         leaves = node.args[0]

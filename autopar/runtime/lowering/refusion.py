@@ -34,9 +34,9 @@ def _convolution(function: Callable[..., Any]) -> Callable[..., Any]:
     """The trace shows the bias as (channels, 1, ...); the fused op takes it as (channels,)."""
 
     def convolution(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: Any, **options: Any
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *arguments: Any, **options: Any
     ) -> torch.Tensor:
-        return function(x, weight, bias.flatten(), *rest, **options)
+        return function(x, weight, bias.flatten(), *arguments, **options)
 
     convolution.__name__ = convolution.__qualname__ = f"{function.__name__}_with_bias"
     return convolution
@@ -65,7 +65,7 @@ def find_fusions(
 
     Those `beyond_replay` are left out: a replay stops at their product, and would gather their bias for nothing.
     """
-    found: dict[fx.Node, Fused] = {}
+    fusions: dict[fx.Node, Fused] = {}
     for addition in nodes:
         product = addition.meta.get(BIAS_OF)
         if product is None or addition not in plans or product not in plans:
@@ -77,20 +77,20 @@ def find_fusions(
             and list(product.users) == [addition]
             and segment_of.get(addition) == segment_of.get(product)
         ):
-            found[addition] = fused
-    return found
+            fusions[addition] = fused
+    return fusions
 
 
 def _fused(addition: fx.Node, product: fx.Node, add: NodePlan, multiply: NodePlan) -> Fused | None:
     refs = tensor_inputs(addition)
-    made = TensorRef(product, 0)
-    if len(refs) != 2 or made not in refs or add.local or multiply.local or addition.meta.get(AUTOCAST):
+    product_ref = TensorRef(product, 0)
+    if len(refs) != 2 or product_ref not in refs or add.local or multiply.local or addition.meta.get(AUTOCAST):
         return None
-    at = refs.index(made)
+    at = refs.index(product_ref)
     bias, source = refs[1 - at], list(input_nodes(addition))[1 - at]  # a node that may have several results
     if multiply.outputs[0].is_partial or not multiply.outputs[0] == add.inputs[at] == add.outputs[0]:
         return None
-    if len({tensor_of(ref).dtype for ref in (made, bias, TensorRef(addition, 0))}) != 1:
+    if len({tensor_of(ref).dtype for ref in (product_ref, bias, TensorRef(addition, 0))}) != 1:
         return None
     if product.target in _BIAS_LAST and len(product.args) > 1:
         arguments = (*product.args[:2], source, *product.args[3:])

@@ -55,10 +55,10 @@ class Scope:
         last = self._last_placeholder
         first = next(iter(self.graph.nodes), None)
         with self.graph.inserting_after(last) if last else self.graph.inserting_before(first):
-            made = self.graph.placeholder(name)
-        made.target = made.name  # unique in this graph, as names of arguments must be
-        self._last_placeholder = made
-        return made
+            node = self.graph.placeholder(name)
+        node.target = node.name  # unique in this graph, as names of arguments must be
+        self._last_placeholder = node
+        return node
 
     def value(self, ref: TensorRef) -> fx.Node:
         """The tensor as it is produced or stored; if it comes from outside, it becomes an input."""
@@ -77,7 +77,7 @@ class Scope:
         """Whether a tensor from outside is converted there, to the layout wanted in this scope."""
         return self.inner and ref not in self.values and ref not in self._copied and not _is_parameter(ref)
 
-    def given(self, outside: fx.Node) -> fx.Node:
+    def further_input(self, outside: fx.Node) -> fx.Node:
         """A further input of this segment, with the value of a node outside."""
         return self._input(outside)
 
@@ -97,7 +97,7 @@ class Scope:
     def has_random_key(self) -> bool:
         return self._key is not None
 
-    def held(self, value: Any) -> fx.Node:
+    def object_attribute(self, value: Any) -> fx.Node:
         """`attribute` for any object, by identity: the object may equal another one or have no hash."""
         return self.attribute("object", value, id(value))
 
@@ -113,10 +113,10 @@ class Scope:
     def module(self) -> fx.GraphModule:
         """The finished graph, runnable."""
         self.graph.lint()
-        made = fx.GraphModule(_Attributes(self._attributes), self.graph)
+        module = fx.GraphModule(_Attributes(self._attributes), self.graph)
         # fx's own `__call__` reads source lines for the traceback of every exception, and every replay ends with one
-        type(made).__call__ = torch.nn.Module.__call__  # type: ignore[method-assign]  # its own class
-        return made
+        type(module).__call__ = torch.nn.Module.__call__  # type: ignore[method-assign]  # its own class
+        return module
 
     def pick(self, node: fx.Node, path: pytree.KeyPath) -> fx.Node:
         """The part of a structured value at a pytree path."""
@@ -163,13 +163,13 @@ def _is_parameter(ref: TensorRef) -> bool:
 
 def readers(ref: TensorRef) -> set[fx.Node]:
     """The nodes that read a tensor's data, followed through `getitem`; asking for its size is not reading."""
-    found: set[fx.Node] = set()
+    readers: set[fx.Node] = set()
     waiting = list(ref.node.users)
     while waiting:
         user = waiting.pop()
         if not is_getitem(user):
             if user.op == "output" or output_tensors(user):
-                found.add(user)
+                readers.add(user)
         elif ref in resolve(user):
             waiting += user.users
-    return found
+    return readers

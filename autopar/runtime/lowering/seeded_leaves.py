@@ -17,39 +17,40 @@ from autopar.runtime.randomness import seeded
 class SeededLeaf:
     """A leaf whose random numbers come from the step's key, so they are the same on every rank and in a replay.
 
-    `told`: its data-free result in the trace. Raises InputError if the leaf returns something else, or tensors of other
-    shapes, since the nodes that read the result were planned for these.
-    """
+    `planned_result`: its data-free result in the trace. Raises InputError if the leaf returns something else, or
+    tensors of other shapes, since the nodes that read the result were planned for these."""
 
-    def __init__(self, leaf: LeafCall, context: LocalContext, told: Any) -> None:
+    def __init__(self, leaf: LeafCall, context: LocalContext, planned_result: Any) -> None:
         self.__name__ = leaf.__name__
         self._leaf, self._context = leaf, context
         shapes = map(context.local_shape, range(len(context.shapes)))
-        self._wanted = [next(shapes) if isinstance(v, torch.Tensor) else _noted(v) for v in pytree.tree_leaves(told)]
-        self._keys = _keys(told)
+        self._wanted = [
+            next(shapes) if isinstance(v, torch.Tensor) else _noted(v) for v in pytree.tree_leaves(planned_result)
+        ]
+        self._keys = _keys(planned_result)
 
     def __call__(self, key: torch.Tensor, args: tuple[Any, ...]) -> Any:
         with seeded(key, self._context.position):
             result = self._leaf(*args)
-        found = [_noted(value) for value in pytree.tree_leaves(result)]
-        if found != self._wanted or _keys(result) != self._keys:
-            self._refuse(found, _keys(result))
+        looks = [_noted(value) for value in pytree.tree_leaves(result)]
+        if looks != self._wanted or _keys(result) != self._keys:
+            self._refuse(looks, _keys(result))
         return result
 
-    def _refuse(self, found: Sequence[Any], keys: set[Any]) -> NoReturn:
+    def _refuse(self, looks: Sequence[Any], keys: set[Any]) -> NoReturn:
         mend = " in each call"
-        one, other = f"{len(found)} values", str(len(self._wanted))
-        if found == self._wanted:
-            one, other = f"a dict of {_list(keys)}", f"one of {_list(self._keys)}"
-        elif len(found) == len(self._wanted):
-            mine, wanted = next((a, b) for a, b in zip(found, self._wanted, strict=True) if a != b)
-            one, other = _shown(mine), _shown(wanted)
-            if isinstance(mine, tuple) and isinstance(wanted, tuple):
-                one, other = f"a tensor of shape {mine}", str(wanted)
+        returned, planned = f"{len(looks)} values", str(len(self._wanted))
+        if looks == self._wanted:
+            returned, planned = f"a dict of {_list(keys)}", f"one of {_list(self._keys)}"
+        elif len(looks) == len(self._wanted):
+            mine, planned_look = next((a, b) for a, b in zip(looks, self._wanted, strict=True) if a != b)
+            returned, planned = _shown(mine), _shown(planned_look)
+            if isinstance(mine, tuple) and isinstance(planned_look, tuple):
+                returned, planned = f"a tensor of shape {mine}", str(planned_look)
                 mend = " shape in each call, padded where data decide (total_length of pad_packed_sequence, say)"
         raise InputError(
-            f"the {self._leaf.noun} '{self._leaf.path}', which runs as one op, returned {one}, but was planned with "
-            f"{other}: let it return the same{mend}"
+            f"the {self._leaf.noun} '{self._leaf.path}', which runs as one op, returned {returned}, but was planned "
+            f"with {planned}: let it return the same{mend}"
         )
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError
-from autopar.runtime.ranks.failures import told
+from autopar.runtime.ranks.failures import collective_error
 from autopar.runtime.ranks.standing import is_fake
 from autopar.user_warnings import users_line
 
@@ -124,7 +124,7 @@ def _largest(device: torch.device, values: list[int]) -> list[int]:
     try:
         dist.all_reduce(vector, op=dist.ReduceOp.MAX)
     except RuntimeError as error:
-        raise told("the ranks' agreement on model, plan and inputs", error) from error
+        raise collective_error("the ranks' agreement on model, plan and inputs", error) from error
     return [int(v) for v in vector.tolist()]
 
 

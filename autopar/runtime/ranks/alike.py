@@ -25,9 +25,9 @@ from torch.utils import _pytree as pytree
 from autopar.calls.entries import FORWARD, Entry
 from autopar.errors import InputError
 from autopar.runtime.calling.calls import description
-from autopar.runtime.ranks.failures import told
+from autopar.runtime.ranks.failures import collective_error
 from autopar.runtime.ranks.meeting import timeout_of
-from autopar.runtime.ranks.standing import Call, is_fake, mine, ordinal, others, period_seconds
+from autopar.runtime.ranks.standing import Call, is_fake, mine, notes_of_others, ordinal, period_seconds
 
 _RANK_BITS = 20  # lowest bits of a compared number, which hold the rank
 _CPU = torch.device("cpu")
@@ -104,14 +104,14 @@ class Alike:
         try:
             work.wait()
         except RuntimeError as error:
-            raise told("the ranks' agreement on the shapes of this call", error) from error
+            raise collective_error("the ranks' agreement on the shapes of this call", error) from error
         _check(vector.tolist())
 
 
 def _look_around() -> None:
     """Raise InputError if a rank that has reached this call, or a later one, makes a different call."""
     own = _numbers(mine.call, dist.get_rank())
-    for rank, note in others().items():
+    for rank, note in notes_of_others().items():
         if note.call.number >= mine.call.number:
             _check([max(pair) for pair in zip(own, _numbers(note.call, rank), strict=True)])
 
@@ -123,8 +123,8 @@ def _numbers(call: Call, rank: int) -> list[int]:
 
 def _check(largest: Sequence[int]) -> None:
     """Raise InputError unless all ranks' calls are equal, given the maxima of their `_numbers`."""
-    found = [(n >> _RANK_BITS, n & ((1 << _RANK_BITS) - 1)) for n in largest]
-    (most, at_most), (least, at_least) = found[:2]
+    extremes = [(n >> _RANK_BITS, n & ((1 << _RANK_BITS) - 1)) for n in largest]
+    (most, at_most), (least, at_least) = extremes[:2]
     if most != -least:
         raise InputError(
             f"rank {at_least} makes its {ordinal(-least)} call of planned models where rank {at_most} makes its "
@@ -132,7 +132,7 @@ def _check(largest: Sequence[int]) -> None:
             "those out)"
         )
     names = ("rows", "elements in all inputs")
-    for name, (most, at_most), (least, at_least) in zip(names, found[2::2], found[3::2], strict=False):
+    for name, (most, at_most), (least, at_least) in zip(names, extremes[2::2], extremes[3::2], strict=False):
         if most != -least:
             raise InputError(
                 "the ranks were given inputs of different shapes in one call: "
@@ -140,7 +140,7 @@ def _check(largest: Sequence[int]) -> None:
                 "Give all ranks the same: deal rows out with autopar.sampler or autopar.local_batch, leave out a "
                 "smaller last batch, and pad to one length on all ranks"
             )
-    (most, at_most), (least, at_least) = found[6:]
+    (most, at_most), (least, at_least) = extremes[6:]
     if most != -least:
         raise InputError(
             f"ranks {at_least} and {at_most} make different calls of the model: its arguments, their shapes, "

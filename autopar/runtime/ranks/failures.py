@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autopar.errors import CollectiveError
-from autopar.runtime.ranks.standing import compared, mine, others
+from autopar.runtime.ranks.standing import compared, mine, notes_of_others
 
 _DEFAULT_TIMEOUTS = tuple(one for one in (default_pg_timeout, default_pg_nccl_timeout) if one is not None)
 
@@ -39,20 +39,20 @@ def count_steps_from(step: int) -> None:
 
 def failure(kind: str, group: str, tensor: torch.Tensor, error: Exception) -> CollectiveError:
     """The error for a collective that failed or timed out; `group`: the name of its process group."""
-    found = c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
-    ranks = ", ".join(map(str, dist.get_process_group_ranks(found)[:8]))
-    what = f"{kind} of {tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')} over ranks {ranks}"
-    return told(f"{what} ({found.group_desc})", error)
+    process_group = c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
+    ranks = ", ".join(map(str, dist.get_process_group_ranks(process_group)[:8]))
+    subject = f"{kind} of {tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')} over ranks {ranks}"
+    return collective_error(f"{subject} ({process_group.group_desc})", error)
 
 
-def told(what: str, error: Exception) -> CollectiveError:
-    """The error for a collective described by `what`, with what the other ranks were doing."""
-    there = compared(others())
-    there = there and f". {there}"
+def collective_error(call: str, error: Exception) -> CollectiveError:
+    """The error for a collective described by `call`, with what the other ranks were doing."""
+    other_ranks = compared(notes_of_others())
+    other_ranks = other_ranks and f". {other_ranks}"
     return CollectiveError(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}, after {mine.steps} calls of optimizer.step(): {what} did "
+        f"rank {dist.get_rank()} of {dist.get_world_size()}, after {mine.steps} calls of optimizer.step(): {call} did "
         f"not end: {str(error).strip()}. Another rank died or hangs, or is slower than the process group's timeout "
-        f"(`init_process_group(timeout=...)`): look at the other ranks' logs for the first error{there}"
+        f"(`init_process_group(timeout=...)`): look at the other ranks' logs for the first error{other_ranks}"
     )
 
 

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from autopar.errors import InputError
-from autopar.runtime.ranks.failures import own_timeout, told
+from autopar.runtime.ranks.failures import collective_error, own_timeout
 from autopar.runtime.ranks.standing import (
     Meeting,
     absence,
@@ -26,7 +26,7 @@ from autopar.runtime.ranks.standing import (
     listing,
     mine,
     note_from_now_on,
-    others,
+    notes_of_others,
     period_seconds,
 )
 from autopar.user_warnings import warn
@@ -51,7 +51,7 @@ def meet(call: str) -> None:
     try:
         refusal = _rooms[world].enter(call)
     except RuntimeError as error:
-        raise told(f"the ranks' meeting for {call}", error) from error
+        raise collective_error(f"the ranks' meeting for {call}", error) from error
     if refusal:
         raise InputError(refusal)
 
@@ -85,15 +85,15 @@ class _Room:
         begun, is_told = time.monotonic(), False
         while not self._comes(door):
             waited = time.monotonic() - begun
-            found = absence(others(), certain=waited < _WARNING_SECONDS)
-            if not found and waited < _WARNING_SECONDS:
+            absent = absence(notes_of_others(), certain=waited < _WARNING_SECONDS)
+            if not absent and waited < _WARNING_SECONDS:
                 continue
-            late = found or waited > self._patience.total_seconds()
+            late = absent or waited > self._patience.total_seconds()
             if late or not is_told:
-                reason = found or f"have waited {waited:.0f} s for {_late()}"
-                here = self._store.add(f"{door}/here", 0)
+                reason = absent or f"have waited {waited:.0f} s for {_late()}"
+                arrived = self._store.add(f"{door}/here", 0)
                 text = (
-                    f"{here} of {dist.get_world_size()} ranks called {call}, and {reason}: "
+                    f"{arrived} of {dist.get_world_size()} ranks called {call}, and {reason}: "
                     f"every rank must call it, so take it out of `if rank == {dist.get_rank()}:` and the like"
                 )
             if late:
@@ -116,7 +116,7 @@ _rooms: WeakKeyDictionary[dist.ProcessGroup, _Room] = WeakKeyDictionary()
 
 def _late() -> str:
     """The ranks that have not come, according to their notes."""
-    late = [rank for rank, note in others().items() if note.meeting.number < mine.meeting.number]
+    late = [rank for rank, note in notes_of_others().items() if note.meeting.number < mine.meeting.number]
     return listing(late).lower() if late else "the others"
 
 

@@ -81,8 +81,8 @@ class Notes:
         """The notes of the other ranks; empty if a rank has not written its own, or if the store is gone."""
         try:
             others = [rank for rank in range(self._ranks) if rank != self._rank]
-            found = self._store.multi_get([_key(rank) for rank in others])
-            return {rank: _read(note) for rank, note in zip(others, found, strict=True)}
+            notes = self._store.multi_get([_key(rank) for rank in others])
+            return {rank: _read(note) for rank, note in zip(others, notes, strict=True)}
         except RuntimeError:  # the process that held the store ended, or a rank died before it wrote
             return {}
 
@@ -149,7 +149,7 @@ def period_seconds() -> float:
     return _notes[0].period_seconds if _notes else PERIOD_SECONDS
 
 
-def others() -> dict[int, Standing]:
+def notes_of_others() -> dict[int, Standing]:
     """The other ranks' notes; empty if they cannot be read."""
     return _notes[0].read() if _notes and _notes[0].group is dist.group.WORLD else {}
 
@@ -162,15 +162,15 @@ def compared(notes: Mapping[int, Standing]) -> str:
     """
     if not notes:
         return ""
-    for word, there in (
+    for word, apart in (
         ("only ", {rank: note for rank, note in notes.items() if note.call.number < mine.call.number}),
         ("", {rank: note for rank, note in notes.items() if note.call.number > mine.call.number}),
     ):
-        if there:
-            note = there[min(there)]
+        if apart:
+            note = apart[min(apart)]
             ended = " and ended" if note.ended else _silence(note)
             return (
-                f"{listing(there)} made {word}{note.call.number} calls of planned models{ended}, and this rank is in "
+                f"{listing(apart)} made {word}{note.call.number} calls of planned models{ended}, and this rank is in "
                 f"its {ordinal(mine.call.number)}: every rank must make the same calls, of equally many batches "
                 "(autopar.sampler deals those out)"
             )
@@ -216,8 +216,8 @@ def listing(ranks: Iterable[int], most: int = 4) -> str:
     """
     every = sorted(ranks)
     shown = ", ".join(map(str, every[:most]))
-    rest = f" and {len(every) - most} more" if len(every) > most else ""
-    return f"Rank{'s' if len(every) > 1 else ''} {shown}{rest}"
+    further = f" and {len(every) - most} more" if len(every) > most else ""
+    return f"Rank{'s' if len(every) > 1 else ''} {shown}{further}"
 
 
 def ordinal(number: int) -> str:

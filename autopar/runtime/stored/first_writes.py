@@ -35,11 +35,11 @@ class FirstWrites:
         for place, several in self.written:
             tensor = state[place]
 
-            def beside(name: str, like: torch.Tensor = tensor) -> torch.Tensor:
+            def value_of(name: str, like: torch.Tensor = tensor) -> torch.Tensor:
                 other = state[self.places[name]].detach()
                 return other if compiled else _as_it_lies(other, like)
 
-            write_into(tensor if compiled else _local(tensor), several, beside)
+            write_into(tensor if compiled else _local(tensor), several, value_of)
 
 
 def _as_it_lies(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,9 @@ class Methods:
         self._check_set(leaves)
 
     def _check_kinds(self, leaves: Collection[str]) -> None:
-        for (name, module), kind in zip([one for one in self._modules if one[0]], self._kinds, strict=True):
+        for (name, module), kind in zip(
+            [named_module for named_module in self._modules if named_module[0]], self._kinds, strict=True
+        ):
             if type(module) is not kind and not is_within(name, leaves):
                 raise InputError(
                     f"'{name}' was a {kind.__name__} when the model was planned, and is a {type(module).__name__} now "
@@ -61,12 +63,12 @@ class Methods:
 
     def _check_set(self, leaves: Collection[str]) -> None:
         before = {(id(module), name): function for module, name, function in self._set}
-        now = {(id(module), name): own[name] for module, own, name in self._set_on_instances()}
+        current = {(id(module), name): own[name] for module, own, name in self._set_on_instances()}
         names = {id(module): name for name, module in self._modules}
-        for key in before.keys() | now.keys():
-            was, there = before.get(key), now.get(key)
-            gives_way = there is None and isinstance(was, StandIn)  # the user's own method is back
-            if was is not there and not gives_way and not is_within(names[key[0]], leaves):
+        for key in before.keys() | current.keys():
+            was, present = before.get(key), current.get(key)
+            gives_way = present is None and isinstance(was, StandIn)  # the user's own method is back
+            if was is not present and not gives_way and not is_within(names[key[0]], leaves):
                 raise _replaced(names[key[0]], key[1])
         self._lengths = list(map(len, self._own))
         self._set = [(owner, name, own[name]) for owner, own, name in self._set_on_instances()]

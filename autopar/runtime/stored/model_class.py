@@ -52,8 +52,8 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
     members["_load_from_state_dict"] = _load(user_class)
     if callable(getattr(user_class, "generate", None)):
         members["generate"] = _generate(user_class)
-    made: type[nn.Module] = type(user_class)(user_class.__name__, (user_class,), members)  # type: ignore[misc]
-    return made
+    subclass: type[nn.Module] = type(user_class)(user_class.__name__, (user_class,), members)  # type: ignore[misc]
+    return subclass
 
 
 @contextmanager
@@ -77,11 +77,11 @@ def _copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[..., nn.Modul
 
     def copied(self: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         memo = {} if memo is None else memo
-        made: nn.Module = type(self).__new__(type(self))
-        memo[id(self)] = made
+        copy_of_model: nn.Module = type(self).__new__(type(self))
+        memo[id(self)] = copy_of_model
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
-        made.__setstate__(how(state, memo))
-        return made
+        copy_of_model.__setstate__(how(state, memo))
+        return copy_of_model
 
     return copied
 
@@ -91,10 +91,10 @@ def _deep_copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[[nn.Modu
 
     @functools.wraps(how)
     def copied(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        made: nn.Module = how(self, memo)
-        if (planned := getattr(made, ATTRIBUTE, None)) is not None:
-            planned.belong_to(made, getattr(self, ATTRIBUTE))
-        return made
+        copy_of_model: nn.Module = how(self, memo)
+        if (planned := getattr(copy_of_model, ATTRIBUTE, None)) is not None:
+            planned.belong_to(copy_of_model, getattr(self, ATTRIBUTE))
+        return copy_of_model
 
     return copied
 
@@ -131,10 +131,10 @@ def _generate(user_class: Any) -> Callable[..., Any]:
 def _with_keywords(signature: inspect.Signature, names: Sequence[str]) -> inspect.Signature:
     """The signature with further keyword-only parameters, before a final `**kwargs`."""
     parameters = list(signature.parameters.values())
-    rest = [parameters.pop()] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+    last = [parameters.pop()] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
     further = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
         for name in names
         if name not in signature.parameters
     ]
-    return signature.replace(parameters=[*parameters, *further, *rest])
+    return signature.replace(parameters=[*parameters, *further, *last])

@@ -20,7 +20,7 @@ from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.python.held import Held
 from autopar.runtime.communication.transit import Transit
-from autopar.runtime.gradients.own_gradients import own
+from autopar.runtime.gradients.own_gradients import unshared
 from autopar.runtime.gradients.parameter_hooks import comes_without_gradient, wait_for_gradients
 from autopar.runtime.gradients.passes import fills_gradients
 from autopar.runtime.gradients.second_derivatives import are_differentiated
@@ -75,8 +75,8 @@ def distribute_state(
         for names in tied_names(model):
             old = model.get_parameter(names[0])
             layout = storage[names[0]]
-            where = torch.device("meta") if old.is_meta else device
-            value = old.detach().to(where, dtype if old.is_floating_point() else None)
+            target = torch.device("meta") if old.is_meta else device
+            value = old.detach().to(target, dtype if old.is_floating_point() else None)
             source = None if old.is_meta else 0  # meta tensors are not sent
             new = nn.Parameter(
                 distribute_tensor(value, device_mesh, placements(layout), src_data_rank=source),
@@ -109,8 +109,8 @@ def dealt_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return value
     # a replicated tensor is overwritten with rank 0's values: not the caller's own tensor
     is_written = any(placement.is_replicate() for placement in parameter.placements)
-    here = value.detach().to(parameter.device, copy=is_written)
-    return distribute_tensor(here, parameter.device_mesh, parameter.placements, src_data_rank=0)
+    on_device = value.detach().to(parameter.device, copy=is_written)
+    return distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=0)
 
 
 class _Local(torch.autograd.Function):
@@ -130,7 +130,7 @@ class _Local(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[DTensor | None, None, None, None]:
         spec, transit, place, name = ctx.given
         is_again = gradient is not None and are_differentiated()
-        gradient = gradient if gradient is None or is_again else own(gradient)
+        gradient = gradient if gradient is None or is_again else unshared(gradient)
         for arrived in transit.reductions.arrived(place, name, fills=fills_gradients(ctx)):
             gradient = arrived if gradient is None else gradient + arrived
         if gradient is None:
@@ -245,17 +245,17 @@ def check_no_old_holders(replaced: list[weakref.ref[nn.Parameter]]) -> None:
 def plain_parameters(model: nn.Module, device: str = "meta") -> Iterator[None]:
     """For the duration, the model's parameters are data-free tensors of global shapes, so that it can be traced."""
     groups = [(names, _registered(model, names[0])) for names in tied_names(model)]
-    held = Held(model)
+    holders = Held(model)
     try:
         for names, parameter in groups:
             plain = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             replace_parameter(model, names, nn.Parameter(plain, requires_grad=parameter.requires_grad))
-        held.update()
+        holders.update()
         yield
     finally:
         for names, parameter in groups:
             replace_parameter(model, names, parameter)
-        held.update()
+        holders.update()
 
 
 def _registered(model: nn.Module, name: str) -> nn.Parameter:

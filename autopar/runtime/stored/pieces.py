@@ -25,14 +25,14 @@ def ranges_at(tensor: DTensor, coordinate: Sequence[int]) -> Ranges:
 
     Each axis in turn cuts what the axes before it have left, into pieces of equal length except for the last ones.
     """
-    held = [(0, length) for length in tensor.shape]
+    ranges = [(0, length) for length in tensor.shape]
     for placement, ranks, mine in zip(tensor.placements, tensor.device_mesh.shape, coordinate, strict=True):
         if isinstance(placement, Shard):
-            start, length = held[placement.dim]
+            start, length = ranges[placement.dim]
             step = -(-length // ranks)
             begin = min(mine * step, length)
-            held[placement.dim] = start + begin, min(step, length - begin)
-    return tuple(held)
+            ranges[placement.dim] = start + begin, min(step, length - begin)
+    return tuple(ranges)
 
 
 def cut(whole: torch.Tensor, ranges: Ranges) -> torch.Tensor:

@@ -18,30 +18,30 @@ def refuse_shared_memory(model: nn.Module) -> None:
             by_storage.setdefault(storage_of(parameter), []).append((name, parameter))
     for several in by_storage.values():
         under_way: list[tuple[str, nn.Parameter]] = []  # begin before the next one, not ended yet
-        for name, one in sorted(several, key=lambda pair: _span(pair[1])):
-            under_way = [pair for pair in under_way if _span(pair[1])[1] > _span(one)[0]]
+        for name, current in sorted(several, key=lambda pair: _span(pair[1])):
+            under_way = [pair for pair in under_way if _span(pair[1])[1] > _span(current)[0]]
             for other_name, other in under_way:
-                if (one.requires_grad or other.requires_grad) and _overlap(one, other):
+                if (current.requires_grad or other.requires_grad) and _overlap(current, other):
                     raise InputError(
                         f"the parameters '{other_name}' and '{name}' share memory (`a.data = b.data` does this), and "
                         "would no longer do so once they are sharded: let them be one parameter "
                         f"(model.{other_name} = model.{name}), or give each its own (`data = data.clone()`)"
                     )
-            under_way.append((name, one))
+            under_way.append((name, current))
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors on one storage share an element."""
-    (start, end), (other_start, other_end) = map(_span, (one, other))
-    if start >= other_end or other_start >= end:
+    (start, end), (second_start, second_end) = map(_span, (first, second))
+    if start >= second_end or second_start >= end:
         return False
-    if one.dtype != other.dtype:
+    if first.dtype != second.dtype:
         return True
-    if one.is_contiguous() and other.is_contiguous():
+    if first.is_contiguous() and second.is_contiguous():
         return True
-    seen = torch.zeros(max(end, other_end) // one.element_size(), dtype=torch.bool, device="cpu")
-    seen.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
-    return bool(seen.as_strided(other.shape, other.stride(), other.storage_offset()).any())
+    touched = torch.zeros(max(end, second_end) // first.element_size(), dtype=torch.bool, device="cpu")
+    touched.as_strided(first.shape, first.stride(), first.storage_offset()).fill_(True)
+    return bool(touched.as_strided(second.shape, second.stride(), second.storage_offset()).any())
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

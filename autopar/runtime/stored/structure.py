@@ -42,12 +42,12 @@ class Structure:
 
     def of_copy(self, copied: nn.Module, traces: Iterable[Traced]) -> Structure:
         """The structure of a copy just made of this model; if the model was changed before, calls of the copy raise."""
-        made = Structure(copied)
+        structure = Structure(copied)
         try:
             self.check(traces)
         except InputError as changed:
-            made._copied_late = changed.message
-        return made
+            structure._copied_late = changed.message
+        return structure
 
     def check(self, traces: Iterable[Traced]) -> None:
         """Raise InputError if a module was replaced or removed, or added to a container that forward iterates over.
@@ -64,16 +64,16 @@ class Structure:
                 self._check_hooks(_leaves(traces))
             if self._methods.are_others():
                 self._methods.check(_leaves(traces))
-        for module, now, before in self._children:
-            if now != before:
+        for module, children, before in self._children:
+            if children != before:
                 for name, child in before.items():
-                    if child is not None and now.get(name) is not child:
+                    if child is not None and children.get(name) is not child:
                         path = ".".join(filter(None, [self._names[id(module)], name]))
                         raise InputError(
                             f"the module '{path}' was replaced or removed after the model was planned, and calls would "
                             "still use the old one: change the model first, then autoparallelize it"
                         )
-                new = next((name for name in now if name not in before), None)
+                new = next((name for name in children if name not in before), None)
                 if new is not None and isinstance(module, _CONTAINERS):
                     path = ".".join(filter(None, [self._names[id(module)], new]))
                     raise InputError(

@@ -59,10 +59,10 @@ class Trained:
         states: Counter[str] = Counter()
         precision = Precision.from_dict(plan.precision)
         for names in new if earlier else ():
-            one = model.get_parameter(names[0])
-            dtype = precision.parameter if precision.parameter and one.is_floating_point() else one.dtype
+            tensor = model.get_parameter(names[0])
+            dtype = precision.parameter if precision.parameter and tensor.is_floating_point() else tensor.dtype
             states.update(
-                state_bytes(plan.optimizer, precision, tuple(one.shape), dtype, storage[names[0]], plan.mesh_shape)
+                state_bytes(plan.optimizer, precision, tuple(tensor.shape), dtype, storage[names[0]], plan.mesh_shape)
             )
         for program in earlier if states.total() else ():
             program.plan = _with_states(program.plan, states)
@@ -78,7 +78,7 @@ class Trained:
 
 def _with_states(plan: Plan, states: Counter[str]) -> Plan:
     """The plan with these states added to its predicted peak, parts and moments."""
-    told = plan.predicted
-    moments = tuple(replace(moment, parts=dict(Counter(moment.parts) + states)) for moment in told.moments)
-    parts, peak = dict(Counter(told.parts) + states), told.peak_bytes + states.total()
-    return replace(plan, predicted=replace(told, peak_bytes=peak, parts=parts, moments=moments))
+    predicted = plan.predicted
+    moments = tuple(replace(moment, parts=dict(Counter(moment.parts) + states)) for moment in predicted.moments)
+    parts, peak = dict(Counter(predicted.parts) + states), predicted.peak_bytes + states.total()
+    return replace(plan, predicted=replace(predicted, peak_bytes=peak, parts=parts, moments=moments))

@@ -66,15 +66,15 @@ def export_full_state(
         if writes:
             folder.mkdir(parents=True, exist_ok=True)
     except Exception as problem:  # every rank must learn of it before any of them goes on
-        error = _told(problem, folder)
+        error = _as_input_error(problem, folder)
     for file in files:
         _settle(device, together, error)
         content = {name: whole for name, whole in _gathered(file, dtype) if whole is not None}
         try:
             if writes:
-                _write(folder / _beside(file.name), content, kept_for)
+                _write(folder / _partial_name(file.name), content, kept_for)
         except Exception as problem:
-            error = _told(problem, folder)
+            error = _as_input_error(problem, folder)
         content.clear()  # before the next file's
     _settle(device, together, error)
     try:
@@ -82,7 +82,7 @@ def export_full_state(
             _put_in_place(folder, stem, files)
             _write_config(model, planned, folder, dtype)
     except Exception as problem:
-        error = _told(problem, folder)
+        error = _as_input_error(problem, folder)
     _settle(device, together, error)
     return [folder / file.name for file in files]
 
@@ -95,7 +95,7 @@ def _settle(device: torch.device, together: bool, error: Exception | None) -> No
         raise error
 
 
-def _told(problem: Exception, folder: Path) -> Exception:
+def _as_input_error(problem: Exception, folder: Path) -> Exception:
     return InputError(f"cannot write to {folder}: {problem}") if isinstance(problem, OSError) else problem
 
 
@@ -110,11 +110,11 @@ def _dropped(model: nn.Module) -> dict[str, str]:
     transformers lists the names to leave out (`all_tied_weights_keys`); otherwise the first name is kept.
     """
     away = getattr(model, "all_tied_weights_keys", None) or {}
-    found = {}
+    stored_under = {}
     for names in tied_groups(stored_tensors(model)):
-        kept = next((name for name in names if name not in away), names[0])
-        found.update({name: kept for name in names if name != kept})
-    return found
+        stored_name = next((name for name in names if name not in away), names[0])
+        stored_under.update({name: stored_name for name in names if name != stored_name})
+    return stored_under
 
 
 def _files(
@@ -155,7 +155,7 @@ def _gathered(file: _File, dtype: torch.dtype | None) -> Iterator[tuple[str, tor
         yield name, whole.contiguous() if whole is not None else None
 
 
-def _beside(name: str) -> str:
+def _partial_name(name: str) -> str:
     return f"{name}.partial"
 
 
@@ -170,7 +170,7 @@ def _put_in_place(folder: Path, stem: str, files: Sequence[_File]) -> None:
     index = folder / f"{stem}.safetensors.index.json"
     index.unlink(missing_ok=True)  # no index stands beside files that it does not describe
     for file in files:
-        os.replace(folder / _beside(file.name), folder / file.name)
+        os.replace(folder / _partial_name(file.name), folder / file.name)
     names = {file.name for file in files}
     for old in (folder / f"{stem}.safetensors", *folder.glob(f"{stem}-?????-of-?????.safetensors")):
         if old.name not in names:
@@ -178,9 +178,11 @@ def _put_in_place(folder: Path, stem: str, files: Sequence[_File]) -> None:
     if len(files) > 1:
         weight_map = {name: file.name for file in files for name in file.tensors}
         size_bytes = sum((folder / file.name).stat().st_size for file in files)
-        beside = folder / _beside(index.name)
-        beside.write_text(json.dumps({"metadata": {"total_size": size_bytes}, "weight_map": weight_map}, indent=2))
-        os.replace(beside, index)
+        partial_index = folder / _partial_name(index.name)
+        partial_index.write_text(
+            json.dumps({"metadata": {"total_size": size_bytes}, "weight_map": weight_map}, indent=2)
+        )
+        os.replace(partial_index, index)
 
 
 def _write_config(model: nn.Module, planned: Any, folder: Path, dtype: torch.dtype | None) -> None:

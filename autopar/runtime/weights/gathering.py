@@ -21,27 +21,27 @@ def whole_on_rank_zero(tensor: torch.Tensor) -> torch.Tensor | None:
     writes = not dist.is_initialized() or dist.get_rank() == 0
     if not isinstance(tensor, DTensor):
         return tensor.detach().cpu() if writes else None
-    held = tensor.to_local()
+    local = tensor.to_local()
     if not any(placement.is_shard() for placement in tensor.placements):
-        return held.cpu() if writes else None
+        return local.cpu() if writes else None
     pieces, rank = _pieces_by_rank(tensor), dist.get_rank()
     whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if writes else None
     if not writes and rank not in pieces:
         return None
     largest = [max(ranges[dim][1] for ranges in pieces.values()) for dim in range(tensor.ndim)]
     for start, rows in _blocks(largest, len(pieces) * tensor.element_size()):
-        block = held.new_zeros(rows, *largest[1:])  # pieces at the end of a ragged dim are smaller
-        mine = held[start : start + rows]
+        block = local.new_zeros(rows, *largest[1:])  # pieces at the end of a ragged dim are smaller
+        mine = local[start : start + rows]
         cut(block, tuple((0, length) for length in mine.shape)).copy_(mine)
-        received = {one: block if one == rank else torch.empty_like(block) for one in pieces} if writes else {}
-        moves = [dist.P2POp(dist.irecv, _sent(part), one) for one, part in received.items() if one != rank]
+        received = {source: block if source == rank else torch.empty_like(block) for source in pieces} if writes else {}
+        moves = [dist.P2POp(dist.irecv, _sent(part), source) for source, part in received.items() if source != rank]
         if not writes:
             moves = [dist.P2POp(dist.isend, _sent(block), 0)]
         for work in dist.batch_isend_irecv(moves) if moves else ():
             work.wait()
         if whole is not None:
-            for one, part in received.items():
-                _put(whole, part, pieces[one], start)
+            for source, part in received.items():
+                _write_rows(whole, part, pieces[source], start)
     return whole
 
 
@@ -50,7 +50,7 @@ def _sent(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _put(whole: torch.Tensor, part: torch.Tensor, ranges: Ranges, start: int) -> None:
+def _write_rows(whole: torch.Tensor, part: torch.Tensor, ranges: Ranges, start: int) -> None:
     """Write the rows from `start` on of one rank's piece to their place in the whole."""
     (first, length), *others = ranges
     count = min(part.shape[0], length - start)

@@ -47,16 +47,16 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
     meet("load_weights")
     device = planned.rank.device
     error: Exception | None = None
-    read_bytes, seen = 0, ""
+    read_bytes, description = 0, ""
     with ExitStack() as stack:
         stack.callback(Held(model).update)
         try:
             files = stack.enter_context(weight_files(path))
-            seen = repr([(name, stored.shape, stored.dtype) for name, stored in sorted(files.tensors.items())])
+            description = repr([(name, stored.shape, stored.dtype) for name, stored in sorted(files.tensors.items())])
             chosen = _chosen(model, files, strict)
         except Exception as problem:  # every rank must learn of it before any of them goes on
             error = problem
-        agree(device, {"the files of weights": seen}, error)
+        agree(device, {"the files of weights": description}, error)
         try:
             for names, sources in chosen.as_they_are:
                 read_bytes += _load(model, planned, names, files, sources)
@@ -94,29 +94,29 @@ def _chosen(model: nn.Module, files: WeightFiles, strict: bool) -> _Chosen:
     tensors = stored_tensors(model)
     renamed, conversions = renamed_and_converted(model, tensors, files.tensors)
     source = {**renamed, **_sources(model, tensors, files.tensors)}
-    conversions = [one for one in conversions if not all(name in source for name in one.yields)]
-    made = {name for one in conversions for name in one.yields}
-    used = {*source.values(), *(name for one in conversions for name, _ in one.sources)}
+    conversions = [conversion for conversion in conversions if not all(name in source for name in conversion.yields)]
+    converted = {name for conversion in conversions for name in conversion.yields}
+    used = {*source.values(), *(name for conversion in conversions for name, _ in conversion.sources)}
     chosen, missing = [], []
     for names in tied_groups(tensors):
-        sources = [source[name] for name in names if name in source and name not in made]
+        sources = [source[name] for name in names if name in source and name not in converted]
         if sources:
             chosen.append((names, sources))
             _check(names[0], tensors[names[0]], files, sources)
-        elif made.isdisjoint(names):
+        elif converted.isdisjoint(names):
             missing.append(names[0])
     missing = _without(missing, getattr(model, "_keys_to_ignore_on_load_missing", None))
-    left = [name for name in files.tensors if name not in used]
-    left = _without(left, getattr(model, "_keys_to_ignore_on_load_unexpected", None))
-    told = [f"the files do not hold {listed(missing)}"] if missing else []
-    told += [f"the model has no {listed(left)}, which the files hold"] if left else []
-    if told and strict:
+    unused = [name for name in files.tensors if name not in used]
+    unused = _without(unused, getattr(model, "_keys_to_ignore_on_load_unexpected", None))
+    faults = [f"the files do not hold {listed(missing)}"] if missing else []
+    faults += [f"the model has no {listed(unused)}, which the files hold"] if unused else []
+    if faults and strict:
         raise InputError(
-            f"{'; '.join(told)}: are these the weights of this {type(model).__name__}? strict=False loads what there is"
-            f"{_untied(model, missing)}"
+            f"{'; '.join(faults)}: are these the weights of this {type(model).__name__}? strict=False loads what "
+            f"there is{_untied(model, missing)}"
         )
-    if told:
-        warn("; ".join(told))
+    if faults:
+        warn("; ".join(faults))
     return _Chosen(chosen, conversions)
 
 
@@ -135,15 +135,15 @@ def _untied(model: nn.Module, missing: Sequence[str]) -> str:
 def _sources(model: nn.Module, tensors: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
     """The name in the files for each name of the model found there; transformers' prefix may be on one side only."""
     stored = set(stored)
-    found = {name: name for name in tensors if name in stored}
+    sources = {name: name for name in tensors if name in stored}
     prefix = getattr(model, "base_model_prefix", "")
     if prefix:
         start = f"{prefix}."
         for name in tensors:
             other = name.removeprefix(start) if name.startswith(start) else start + name
-            if name not in stored and other in stored and other not in found:
-                found[name] = other
-    return found
+            if name not in stored and other in stored and other not in sources:
+                sources[name] = other
+    return sources
 
 
 def _without(names: Sequence[str], patterns: Iterable[str] | None) -> list[str]:
@@ -177,7 +177,7 @@ def _load(model: nn.Module, planned: Planned, names: list[str], files: WeightFil
                 f"the model ties {listed(names)}, and the files hold other values in '{source}' than in '{sources[0]}'"
                 ": build the model without tied weights (tie_word_embeddings=False)"
             )
-    _put(model, planned, names, first)
+    _store_piece(model, planned, names, first)
     return first.nbytes * len(sources)
 
 
@@ -187,15 +187,15 @@ def _convert(model: nn.Module, planned: Planned, conversion: Conversion, files: 
     tensors = stored_tensors(model)
     names_of = {name: names for names in tied_groups(tensors) for name in names}
     for name, whole in conversion.whole(model, files, tensors).items():
-        _put(model, planned, names_of[name], cut(whole, ranges_of(tensors[name])))
+        _store_piece(model, planned, names_of[name], cut(whole, ranges_of(tensors[name])))
     return sum(files.size_bytes(name) for name, _ in conversion.sources)
 
 
-def _put(model: nn.Module, planned: Planned, names: list[str], piece: torch.Tensor) -> None:
+def _store_piece(model: nn.Module, planned: Planned, names: list[str], piece: torch.Tensor) -> None:
     """Store a piece. A tensor that has values is written in place, so that its other holders see the new values."""
     tensor = tensor_at(model, names[0])
     if tensor.is_meta:
         set_value(model, planned, names, piece.to(planned.rank.device, tensor.dtype, copy=True))
     else:
-        held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        held.copy_(piece)
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local.copy_(piece)

@@ -52,7 +52,7 @@ def materialise(
     meet("materialise")
     home = planned.rank.device
     drawn_on = torch.device(device) if device is not None else home
-    missing, held = set(without_values(model)), Held(model)
+    missing, holders = set(without_values(model)), Held(model)
     error: Exception | None = None
     digest = ""
     try:
@@ -76,7 +76,7 @@ def materialise(
 
     try:
         with ExitStack() as stack:
-            stack.callback(held.update)
+            stack.callback(holders.update)
             if steps.draws:
                 stack.enter_context(_generator_of_rank_zero(drawn_on, home))
             Replay(tape, by_storage, drawn_on).run(steps, place)
@@ -157,13 +157,13 @@ def _initialise(model: nn.Module) -> None:
                 break
 
 
-def _inner_first(model: nn.Module, seen: set[nn.Module] | None = None) -> Iterator[nn.Module]:
+def _inner_first(model: nn.Module, visited: set[nn.Module] | None = None) -> Iterator[nn.Module]:
     """Every module once, after those inside it: the order in which constructors end."""
-    seen = set() if seen is None else seen
-    if model not in seen:
-        seen.add(model)
+    visited = set() if visited is None else visited
+    if model not in visited:
+        visited.add(model)
         for child in model.children():
-            yield from _inner_first(child, seen)
+            yield from _inner_first(child, visited)
         yield model
 
 
@@ -187,19 +187,19 @@ def _check_alike(model: nn.Module, built: nn.Module, groups: Mapping[str, list[s
     for name, names in groups.items():
         mine = tensor_at(model, name)
         try:
-            made = [tensor_at(built, other) for other in names]
+            built_tensors = [tensor_at(built, other) for other in names]
         except AttributeError:
             raise InputError(
                 f"the build function makes no '{name}', which the model has: give the one that built the model"
             ) from None
-        if tuple(made[0].shape) != tuple(mine.shape):
+        if tuple(built_tensors[0].shape) != tuple(mine.shape):
             raise InputError(
-                f"the build function makes '{name}' of shape {tuple(made[0].shape)}, the model's is "
+                f"the build function makes '{name}' of shape {tuple(built_tensors[0].shape)}, the model's is "
                 f"{tuple(mine.shape)}: give the one that built the model"
             )
-        if any(other is not made[0] for other in made):
+        if any(other is not built_tensors[0] for other in built_tensors):
             raise InputError(f"the model ties {listed(names)}, which the build function leaves apart: tie them in it")
-        if (other := of.setdefault(id(made[0]), name)) != name:
+        if (other := of.setdefault(id(built_tensors[0]), name)) != name:
             raise InputError(
                 f"the build function ties {listed([other, name])}, which are two parameters of the model: tie them "
                 "before planning (accelerate's init_empty_weights parts them; model.tie_weights() of transformers "

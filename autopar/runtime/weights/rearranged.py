@@ -48,16 +48,16 @@ class Conversion:
             stored = files.tensors[name]
             part = files.read(name, tuple((0, length) for length in stored.shape))
             converter.add_tensor(self.target, name, pattern, lambda part=part: part)
-        found = converter.convert(self.target, model=model, config=model.config)
-        made = {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
-        for name, value in made.items():
+        converted = converter.convert(self.target, model=model, config=model.config)
+        tensors_made = {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
+        for name, value in tensors_made.items():
             if name not in tensors or tuple(value.shape) != tuple(tensors[name].shape):
-                has = f"it of {tuple(tensors[name].shape)}" if name in tensors else "nothing of that name"
+                expected = f"it of {tuple(tensors[name].shape)}" if name in tensors else "nothing of that name"
                 raise InputError(
                     f"'{self.sources[0][0]}' and what belongs to it make '{name}' of shape {tuple(value.shape)}, the "
-                    f"model has {has}: build the model with the config of these weights"
+                    f"model has {expected}: build the model with the config of these weights"
                 )
-        return made
+        return tensors_made
 
 
 def renamed_and_converted(
@@ -78,20 +78,22 @@ def renamed_and_converted(
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_source = {source: converter for converter in converters for source in converter.source_patterns}
-    known, prefix = dict(tensors), model.base_model_prefix
+    known_tensors, prefix = dict(tensors), model.base_model_prefix
     renamed: dict[str, str] = {}
     collected: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
     for name in sorted(stored, key=_natural):
         if name in tensors:
             continue
-        target, pattern = rename_source_key(name, renamings, converters, prefix, known)
+        target, pattern = rename_source_key(name, renamings, converters, prefix, known_tensors)
         if target not in tensors:
             continue
         if pattern is None:
             renamed[target] = name
         else:
             collected.setdefault(target, (by_source[pattern], []))[1].append((name, pattern))
-    return renamed, [Conversion(name, one, tuple(sources)) for name, (one, sources) in collected.items()]
+    return renamed, [
+        Conversion(name, own_converter, tuple(sources)) for name, (own_converter, sources) in collected.items()
+    ]
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

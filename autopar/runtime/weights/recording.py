@@ -114,10 +114,10 @@ class Recording(TorchDispatchMode):
         """The values of a tensor at this moment, computed; raises InputError if they depend on random numbers."""
         from autopar.runtime.weights.replaying import value_of
 
-        found = value_of(self.tape, self.view(tensor))
-        if found is None:
+        value = value_of(self.tape, self.view(tensor))
+        if value is None:
             raise self._refusal("reads the value of a random number")
-        return found
+        return value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim":
@@ -131,31 +131,31 @@ class Recording(TorchDispatchMode):
             return func(*args, **kwargs)
         if func._schema.name in _RESIZED:
             raise self._refusal(f"changes a tensor's memory ({func})")
-        given = pytree.tree_map_only(torch.Tensor, self.view, (args, kwargs))
+        views = pytree.tree_map_only(torch.Tensor, self.view, (args, kwargs))
         try:
             out = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return pytree.tree_map_only(torch.Tensor, self._data_free, self._computed(func, args, kwargs))
         if torch.Tag.inplace_view not in func.tags:
-            written = _written(func, *given)
-            self._write_down(func, given, written, out, torch.Tag.nondeterministic_seeded in func.tags)
+            written = _written(func, *views)
+            self._write_down(func, views, written, out, torch.Tag.nondeterministic_seeded in func.tags)
         return out
 
     def whole(self, function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         """`function(tensor, ...)`, which changes its tensor in place, recorded as one step."""
 
         def written_down(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            given = pytree.tree_map_only(torch.Tensor, self.view, ((tensor, *args), kwargs))
-            self._write_down(function, given, (given[0][0],), (), True)
+            views = pytree.tree_map_only(torch.Tensor, self.view, ((tensor, *args), kwargs))
+            self._write_down(function, views, (views[0][0],), (), True)
             return tensor
 
         return written_down
 
-    def _write_down(self, op: Any, given: Any, written: tuple[View, ...], out: Any, random: bool) -> None:
+    def _write_down(self, op: Any, views: Any, written: tuple[View, ...], out: Any, random: bool) -> None:
         tensors = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         creates = tuple(None if self.knows(t) else self.view(t) for t in tensors)
         if written or any(creates):
-            self.tape.steps.append(Step(op, tuple(given[0]), given[1], written, creates, random))
+            self.tape.steps.append(Step(op, tuple(views[0]), views[1], written, creates, random))
 
     def _data_free(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor for one with values, which are kept on the tape as they are now."""
@@ -188,9 +188,9 @@ class Recording(TorchDispatchMode):
         return number
 
     @staticmethod
-    def _refusal(what: str) -> InputError:
+    def _refusal(deed: str) -> InputError:
         return InputError(
-            f"the model's initialisation {what}, so that it cannot be run tensor by tensor: give the weights as files",
+            f"the model's initialisation {deed}, so that it cannot be run tensor by tensor: give the weights as files",
             where=place_of_frames(traceback.extract_stack()),
         )
 
@@ -251,9 +251,9 @@ def _swapping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[View, ...]:
     """The arguments that an op changes, by its schema."""
-    found: list[View] = []
+    written: list[View] = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, View)]
-    return tuple(found)
+            written += [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, View)]
+    return tuple(written)

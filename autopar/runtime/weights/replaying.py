@@ -65,18 +65,18 @@ def slice_for(tape: Tape, wanted: Collection[int]) -> Slice:
 
 
 def _needed(tape: Tape, wanted: Collection[int], all_draws: bool) -> list[tuple[Step, frozenset[int]]]:
-    live, found = set(wanted), []
+    live, needed = set(wanted), []
     for step in reversed(tape.steps):
-        made = {view.storage for view in step.creates if view is not None}
-        changed = {view.storage for view in step.writes} | made
+        created = {view.storage for view in step.creates if view is not None}
+        changed = {view.storage for view in step.writes} | created
         if not (changed & live or (all_draws and step.random)):
             continue
-        gone = _overwritten(step, tape)
+        overwritten = _overwritten(step, tape)
         reads = {view.storage for view in step.views()}
-        found.append((step, frozenset((reads | made) - live)))
-        live -= made | gone
-        live |= reads - gone
-    return found[::-1]
+        needed.append((step, frozenset((reads | created) - live)))
+        live -= created | overwritten
+        live |= reads - overwritten
+    return needed[::-1]
 
 
 def _overwritten(step: Step, tape: Tape) -> set[int]:
@@ -159,25 +159,25 @@ class Replay:
         if not any(step.creates):
             return
         tensors = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        for made, view in zip(tensors, step.creates, strict=True):
+        for tensor, view in zip(tensors, step.creates, strict=True):
             if view is None:
                 continue
-            storage = made.untyped_storage()
-            alike = tuple(made.stride()) == view.stride and made.storage_offset() == view.offset
-            if alike and storage.nbytes() == self.tape.sizes_bytes[view.storage]:
+            storage = tensor.untyped_storage()
+            lies_alike = tuple(tensor.stride()) == view.stride and tensor.storage_offset() == view.offset
+            if lies_alike and storage.nbytes() == self.tape.sizes_bytes[view.storage]:
                 self._storages[view.storage] = storage
             else:  # on data the kernel has given its output other strides
-                self.tensor(view).copy_(made)
+                self.tensor(view).copy_(tensor)
 
     def _spend(self, step: Step) -> None:
         """Draw a step's numbers piece by piece. CPUs draw in blocks of 16 numbers, and fewer than 16 in another way."""
-        view, *rest = step.args
-        left = math.prod(view.shape)
-        scratch = torch.empty(min(left, PIECE_ELEMENTS + 16), dtype=view.dtype)
-        while left:
-            count = left if left < PIECE_ELEMENTS + 16 else PIECE_ELEMENTS
-            step.op(scratch[:count], *rest, **step.kwargs)
-            left -= count
+        view, *arguments = step.args
+        remaining = math.prod(view.shape)
+        scratch = torch.empty(min(remaining, PIECE_ELEMENTS + 16), dtype=view.dtype)
+        while remaining:
+            count = remaining if remaining < PIECE_ELEMENTS + 16 else PIECE_ELEMENTS
+            step.op(scratch[:count], *arguments, **step.kwargs)
+            remaining -= count
 
     def _allocated(self, number: int) -> torch.UntypedStorage:
         if number in self.tape.constants:
@@ -199,9 +199,9 @@ def value_of(tape: Tape, view: View) -> torch.Tensor | None:
     steps = slice_for(tape, [view.storage])
     if steps.draws:
         return None
-    found: list[Any] = []
+    values: list[Any] = []
     with _disable_current_modes():
         replay = Replay(tape, [view.storage], torch.device("cpu"))
-        replay.run(steps, lambda _, run: found.append(run.tensor(view)))
-    tensor: torch.Tensor = found[0]
+        replay.run(steps, lambda _, run: values.append(run.tensor(view)))
+    tensor: torch.Tensor = values[0]
     return tensor

@@ -71,7 +71,7 @@ def weight_files(path: str | Path) -> Iterator[WeightFiles]:
     """
     from safetensors import SafetensorError, safe_open
 
-    files, told = _files(Path(path))
+    files, file_of = _files(Path(path))
     with ExitStack() as stack:
         opened = {}
         for file in files:
@@ -79,11 +79,11 @@ def weight_files(path: str | Path) -> Iterator[WeightFiles]:
                 opened[file] = stack.enter_context(safe_open(file, framework="pt"))
             except (OSError, SafetensorError) as error:
                 raise InputError(f"{file} cannot be read as safetensors: {error}") from error
-        found = WeightFiles(opened)
-        for name, file_name in told.items():
-            if name not in found.tensors or found.tensors[name].file.name != file_name:
+        opened_files = WeightFiles(opened)
+        for name, file_name in file_of.items():
+            if name not in opened_files.tensors or opened_files.tensors[name].file.name != file_name:
                 raise InputError(f"the index says that '{name}' is in {file_name}, where it is not")
-        yield found
+        yield opened_files
 
 
 def _files(path: Path) -> tuple[list[Path], Mapping[str, str]]:
@@ -102,10 +102,10 @@ def _files(path: Path) -> tuple[list[Path], Mapping[str, str]]:
 
 def _indexed(index: Path) -> tuple[list[Path], Mapping[str, str]]:
     try:
-        told = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+        file_of = {str(name): str(file) for name, file in json.loads(index.read_text())["weight_map"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index} is no index of weights: {type(error).__name__}: {error}") from error
-    files = [index.parent / name for name in sorted(set(told.values()))]
+    files = [index.parent / name for name in sorted(set(file_of.values()))]
     if missing := [file.name for file in files if not file.is_file()]:
         raise InputError(f"{index.name} names {listed(missing)}, which {index.parent} does not hold")
-    return files, told
+    return files, file_of

@@ -17,10 +17,10 @@ from autopar.tracing.picked.picked_rows import PickedRows
 WITHOUT_CACHES = "training has no use for caches, set model.config.use_cache = False"
 
 
-def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
+def flattened(value: Any, description: str) -> tuple[list[Any], pytree.TreeSpec]:
     """Leaves and structure; ArgumentError for an object that holds tensors but cannot be opened.
 
-    `what`: the value's description in the error.
+    `description`: of the value, in the error.
     """
     leaves, spec = pytree.tree_flatten(value)
     unknown = {type(leaf): leaf for leaf in leaves if _holds_tensors(leaf)}
@@ -30,24 +30,24 @@ def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
         if not dataclasses.is_dataclass(leaf):
             is_cache = "cache" in f"{kind.__module__}.{kind.__name__}".lower()
             raise ArgumentError(
-                f"{what} has tensors inside a {kind.__name__}, which the tracer does not open: "
+                f"{description} has tensors inside a {kind.__name__}, which the tracer does not open: "
                 + (f"{WITHOUT_CACHES}; or " if is_cache else "")
                 + "put them in a tuple, a dict or a dataclass"
             )
         pytree.register_dataclass(kind)
-    return flattened(value, what)  # a dataclass may hold another one
+    return flattened(value, description)  # a dataclass may hold another one
 
 
 def _holds_tensors(leaf: Any) -> bool:
     """Whether items or attributes of a leaf are tensors, dataclasses with tensors, or containers of these."""
     if isinstance(leaf, (torch.Tensor, Known, PickedRows, UnknownNumber, type)) or type(leaf).__module__ == "builtins":
         return False
-    held: list[Any] = []
+    items: list[Any] = []
     if isinstance(leaf, Mapping):
-        held = list(leaf.values())
+        items = list(leaf.values())
     elif dataclasses.is_dataclass(leaf):  # a dataclass may have slots instead of `__dict__`
-        held = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
+        items = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
     else:
-        held = list(getattr(leaf, "__dict__", {}).values())
-    inside = pytree.tree_leaves(held)
+        items = list(getattr(leaf, "__dict__", {}).values())
+    inside = pytree.tree_leaves(items)
     return any(isinstance(v, torch.Tensor) or (dataclasses.is_dataclass(v) and _holds_tensors(v)) for v in inside)

@@ -109,8 +109,8 @@ class DynamicSizes:
             with self.graph.inserting_after(place):
                 self._written[symbol] = self.graph.call_method("size", (source, dim))
             self.annotate(self._written[symbol], source.meta["val"].shape[dim], source)
-        found: fx.Node = self._written[symbol]
-        return found
+        node: fx.Node = self._written[symbol]
+        return node
 
     # `sympy_interp` calls a method of this object for each operation
 

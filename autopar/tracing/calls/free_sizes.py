@@ -83,7 +83,7 @@ def first_difference(graph: fx.Graph, other: fx.Graph) -> str | None:
         inside = fx.map_arg((node.args, node.kwargs), lambda n: f"%{position[n]}")
         return repr((node.op, str(node.target), inside))
 
-    for one, two in zip(graph.nodes, other.nodes, strict=False):
-        if plain(one) != plain(two):
-            return str(one.meta.get(PLACE) or two.meta.get(PLACE) or one.name)
+    for first, second in zip(graph.nodes, other.nodes, strict=False):
+        if plain(first) != plain(second):
+            return str(first.meta.get(PLACE) or second.meta.get(PLACE) or first.name)
     return None if len(graph.nodes) == len(other.nodes) else "the end of the graph"

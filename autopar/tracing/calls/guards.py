@@ -21,9 +21,9 @@ from autopar.graph import PLACE, VAL
 from autopar.tracing.contents.known import AS_ANOTHER, FILLING
 from autopar.tracing.errors import ArgumentError
 
-_SHAPED = {"size": 0, "numel": 0, **{f"{name}_as": 1 for name in AS_ANOTHER.values()}}
+_SHAPED = {"size": 0, "numel": 0, **{f.__name__: 1 for f in AS_ANOTHER}}
 _SHAPED |= {f.__name__: 0 for f in FILLING}
-"""By name of a function: the position of the argument of which it uses only the shape."""
+"""By name of a function: the position of the argument of which it uses only shape and dtype."""
 ANSWER = "answer"  # key in node.meta of a reading: the answer that the trace got
 
 
@@ -56,8 +56,8 @@ class Guards:
         for node in graph.nodes:
             if reading.intersection(node.all_input_nodes) and node.target is not _of_shape:
                 reading.add(node)
-        asked = zip(self.guards, graph.output_node().args[0] if reading else (), strict=False)  # type: ignore[arg-type]
-        if (guard := next((guard for guard, node in asked if node in reading), None)) is not None:
+        guards_and_nodes = zip(self.guards, graph.output_node().args[0] if reading else (), strict=False)  # type: ignore[arg-type]
+        if (guard := next((guard for guard, node in guards_and_nodes if node in reading), None)) is not None:
             raise InputError(
                 f"forward reads the contents of a known input ({guard.question}() at {guard.place}), of which each "
                 'rank has a part with inputs="local": plan with inputs="global"'
@@ -138,9 +138,9 @@ def _shaped(node: fx.Node) -> fx.Node | None:
     return other if isinstance(value, torch.Tensor) and all(type(size) is int for size in value.shape) else None
 
 
-def _of_shape(shape: Sequence[int], dtype: torch.dtype, beside: Any) -> torch.Tensor:
-    """A tensor of this shape that occupies one element, on the device of `beside`."""
-    device = beside.device if isinstance(beside, torch.Tensor) else None
+def _of_shape(shape: Sequence[int], dtype: torch.dtype, like: Any) -> torch.Tensor:
+    """A tensor of this shape that occupies one element, on the device of `like`."""
+    device = like.device if isinstance(like, torch.Tensor) else None
     return torch.zeros((), dtype=dtype, device=device).expand(*shape)
 
 

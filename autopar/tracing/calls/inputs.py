@@ -62,7 +62,7 @@ class Inputs:
 
     def with_states(self, values: Mapping[State, Any], *, same_inputs: bool = False) -> Inputs:
         """The same inputs, with states and examples of their values added. `same_inputs` as in `gather`."""
-        made = replace(
+        inputs = replace(
             self,
             arguments=dict(self.arguments),
             fixed=dict(self.fixed),
@@ -71,14 +71,14 @@ class Inputs:
             states=self.states | {state.argument: state for state in values},
         )
         for state, value in values.items():
-            _add(made, state.argument, value, same_inputs)
-        return made
+            _add(inputs, state.argument, value, same_inputs)
+        return inputs
 
     def without(self, names: Collection[str]) -> Inputs:
         """The same inputs without some states, which forward does not read in this kind of call."""
         return replace(
             self,
-            arguments={name: one for name, one in self.arguments.items() if name not in names},
+            arguments={name: argument for name, argument in self.arguments.items() if name not in names},
             fixed={name: value for name, value in self.fixed.items() if name not in names},
             leaves=[leaf for leaf in self.leaves if leaf.argument not in names],
             states={name: state for name, state in self.states.items() if name not in names},
@@ -87,12 +87,12 @@ class Inputs:
     def with_examples(self, tensors: Mapping[str, torch.Tensor]) -> Inputs:
         """The same inputs with other examples, by placeholder name; leaves that are not named keep theirs."""
 
-        def other(leaf: Any) -> Any:
+        def with_example(leaf: Any) -> Any:
             is_named = isinstance(leaf, Leaf) and leaf.name in tensors
             return replace(leaf, example=tensors[leaf.name]) if is_named else leaf
 
-        arguments = {n: replace(a, leaves=tuple(map(other, a.leaves))) for n, a in self.arguments.items()}
-        return replace(self, arguments=arguments, leaves=[other(v) for v in self.leaves])
+        arguments = {n: replace(a, leaves=tuple(map(with_example, a.leaves))) for n, a in self.arguments.items()}
+        return replace(self, arguments=arguments, leaves=[with_example(v) for v in self.leaves])
 
     def values(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, with `tensors` (by placeholder name) in place of the leaves, and the fixed ones."""
@@ -100,8 +100,8 @@ class Inputs:
         def value(leaf: Any) -> Any:
             return tensors[self.same.get(leaf.name, leaf.name)] if isinstance(leaf, Leaf) else leaf
 
-        made = {a.name: pytree.tree_unflatten(list(map(value, a.leaves)), a.spec) for a in self.arguments.values()}
-        return {**self.fixed, **made}
+        values = {a.name: pytree.tree_unflatten(list(map(value, a.leaves)), a.spec) for a in self.arguments.values()}
+        return {**self.fixed, **values}
 
 
 def gather(
@@ -121,11 +121,11 @@ def gather(
     signature = inspect.signature(entry.of(model))
     parameters = signature.parameters
     loss_names = loss_names_of(loss_fn)
-    for kind, given in (("meta_args", meta_args), ("concrete_args", concrete_args)):
-        if not isinstance(given, Mapping):
+    for kind, values in (("meta_args", meta_args), ("concrete_args", concrete_args)):
+        if not isinstance(values, Mapping):
             names = ", ".join(f"{name!r}: ..." for name in list(parameters)[:3])
-            raise ArgumentError(f"{kind} is of {type(given).__name__}: give values by name, as in {{{names}}}")
-        check_names(kind, given, entry.module(model), parameters, loss_names)
+            raise ArgumentError(f"{kind} is of {type(values).__name__}: give values by name, as in {{{names}}}")
+        check_names(kind, values, entry.module(model), parameters, loss_names)
     for name in meta_args.keys() & concrete_args.keys():
         raise ArgumentError(f"{name!r} is both an example (meta_args) and fixed (concrete_args): choose one")
     inputs = Inputs(signature, {}, {}, loss_names, modules=tuple(model.modules()))
@@ -168,33 +168,33 @@ def _add(inputs: Inputs, name: str, value: Any, same_inputs: bool = False) -> No
     if not tensors and (spec.is_leaf() or leaves):
         inputs.fixed[name] = value
         return
-    taken = {*inputs.same, *(leaf.name for leaf in inputs.leaves)}
+    used_names = {*inputs.same, *(leaf.name for leaf in inputs.leaves)}
     names = iter(leaf_names(placeholder_name(name), value))
-    found: list[Any] = []
+    argument_leaves: list[Any] = []
     for value in leaves:
         if isinstance(value, (torch.Tensor, Known)):
-            known = isinstance(value, Known)
+            is_known = isinstance(value, Known)
             leaf_name = next(names)
-            while leaf_name in taken:
+            while leaf_name in used_names:
                 leaf_name += "_"
-            leaf = Leaf(leaf_name, name, value.tensor if isinstance(value, Known) else value, known)
+            leaf = Leaf(leaf_name, name, value.tensor if isinstance(value, Known) else value, is_known)
             if leaf.example.layout not in _LAYOUTS:
                 raise ArgumentError(
                     f"the example of {name!r} is in the layout {leaf.example.layout}, which is not planned: pass it "
                     "as to_sparse_coo() or to_dense(), in every call"
                 )
-            if known and leaf.example.device.type == "meta":
+            if is_known and leaf.example.device.type == "meta":
                 raise ArgumentError(f"the example of {name!r} is marked known but has no data (meta device)")
-            taken.add(leaf_name)
-            first = next((v for v in inputs.leaves if v.example is leaf.example and v.known == known), None)
+            used_names.add(leaf_name)
+            first = next((v for v in inputs.leaves if v.example is leaf.example and v.known == is_known), None)
             if first is not None and same_inputs:
                 inputs.same[leaf_name] = first.name
             else:
                 inputs.leaves.append(leaf)
-            found.append(leaf)
+            argument_leaves.append(leaf)
         else:
-            found.append(value)
-    inputs.arguments[name] = Argument(name, spec, tuple(found))
+            argument_leaves.append(value)
+    inputs.arguments[name] = Argument(name, spec, tuple(argument_leaves))
 
 
 def _concrete(name: str, value: Any) -> Any:

@@ -39,22 +39,22 @@ def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
     """The placeholders' values in order; raises ArgumentError where the call does not match the traced one."""
     named = named_arguments(inputs, args, kwargs)
     values: list[torch.Tensor] = []
-    found: dict[int, int] = {}
+    free_sizes: dict[int, int] = {}
     for name, argument in inputs.arguments.items():
         value = named.pop(name, _default(inputs, name))
         if argument.spec.is_leaf():  # a plain tensor, as nearly always
-            _bind_one(inputs, argument.leaves[0], value, values, found)
+            _bind_one(inputs, argument.leaves[0], value, values, free_sizes)
             continue
         leaves, spec = pytree.tree_flatten(value)
         if len(leaves) != len(argument.leaves) or (spec != argument.spec and not _same_kind(spec, argument.spec)):
             raise ArgumentError(
                 f"argument {name!r} was traced as {_describe(argument.spec)}, and is now {_describe(spec)}"
             )
-        for leaf, given in zip(argument.leaves, leaves, strict=True):
+        for leaf, leaf_value in zip(argument.leaves, leaves, strict=True):
             if isinstance(leaf, Leaf):
-                _bind_one(inputs, leaf, given, values, found)
-            elif not _equal(leaf, given):
-                raise ArgumentError(f"argument {name!r} was traced with {leaf!r} in it, and now has {given!r}")
+                _bind_one(inputs, leaf, leaf_value, values, free_sizes)
+            elif not _equal(leaf, leaf_value):
+                raise ArgumentError(f"argument {name!r} was traced with {leaf!r} in it, and now has {leaf_value!r}")
     for name, value in named.items():
         traced = inputs.fixed.get(name, _default(inputs, name))
         if not _equal(traced, value):
@@ -119,24 +119,26 @@ def _kind(value: Any, grad: bool) -> Hashable:
     return (type(value), value)
 
 
-def _bind_one(inputs: Inputs, leaf: Leaf, value: Any, values: list[torch.Tensor], found: dict[int, int]) -> None:
+def _bind_one(inputs: Inputs, leaf: Leaf, value: Any, values: list[torch.Tensor], free_sizes: dict[int, int]) -> None:
     """Check an input and append it to the placeholders' values, unless it repeats an earlier input."""
-    checked = _checked(leaf, value, inputs.sizes, found)
+    checked = _checked(leaf, value, inputs.sizes, free_sizes)
     if leaf.name not in inputs.same:
         values.append(checked)
 
 
-def _checked(leaf: Leaf, value: Any, sizes: FreeSizes, found: dict[int, int]) -> torch.Tensor:
-    """An input that fits the leaf; `found` collects the sizes of free dims, by group."""
+def _checked(leaf: Leaf, value: Any, sizes: FreeSizes, free_sizes: dict[int, int]) -> torch.Tensor:
+    """An input that fits the leaf; `free_sizes` collects the sizes of free dims, by group."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(f"input {leaf.name!r} was traced as a tensor, and is now {_short(value)}")
     if value.dtype != leaf.example.dtype:
         raise ArgumentError(f"input {leaf.name!r} was traced as {leaf.example.dtype}, and is now {value.dtype}")
     if not sizes.group and value.shape == leaf.example.shape:
         return value
-    for dim, (now, traced) in enumerate(zip(value.shape, leaf.example.shape, strict=False)):
+    for dim, (size, traced_size) in enumerate(zip(value.shape, leaf.example.shape, strict=False)):
         group = sizes.group.get((leaf.name, dim))
-        if (now != traced and group is None) or (group is not None and found.setdefault(group, now) != now):
+        if (size != traced_size and group is None) or (
+            group is not None and free_sizes.setdefault(group, size) != size
+        ):
             break
     else:
         if value.ndim == leaf.example.ndim:

@@ -34,16 +34,16 @@ def check_names(
     declared = _declared(model, parameters)
     if declared is None:
         return
-    known = {*own, *declared}
+    accepted = {*own, *declared}
     for name in names:
-        if name in known or name in of_loss:
+        if name in accepted or name in of_loss:
             continue
         forward = f"{type(model).__name__}.forward"
-        close = difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=_ALIKE)
+        close = difflib.get_close_matches(str(name), sorted(accepted), n=1, cutoff=_ALIKE)
         if close or len(own) == len(parameters) or not isinstance(name, str):
-            meant = f": did you mean {close[0]!r}?" if close else ""
+            suggestion = f": did you mean {close[0]!r}?" if close else ""
             of_both = f", and loss_fn {', '.join(of_loss)} behind the output" if of_loss else ""
-            raise ArgumentError(f"{kind} names {name!r}, but {forward} takes {', '.join(own)}{of_both}{meant}")
+            raise ArgumentError(f"{kind} names {name!r}, but {forward} takes {', '.join(own)}{of_both}{suggestion}")
         warn(
             f"{kind} names {name!r}, which {forward} does not declare: its **kwargs take it, and it has no effect "
             "unless something inside reads it"

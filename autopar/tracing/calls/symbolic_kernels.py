@@ -44,5 +44,5 @@ def _in_python(func: Any) -> Callable[..., Any] | None:
     import torch._refs  # slow to import
     from torch._decomp import decomposition_table
 
-    found = decomposition_table.get(func) or getattr(torch._refs, func.overloadpacket.__name__, None)
-    return found if callable(found) else None
+    kernel = decomposition_table.get(func) or getattr(torch._refs, func.overloadpacket.__name__, None)
+    return kernel if callable(kernel) else None

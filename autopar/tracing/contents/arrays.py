@@ -45,8 +45,8 @@ def makes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     """Whether a call creates a tensor from an array or number."""
     if func not in _MAKERS:
         return False
-    given = args[func is torch.Tensor.new_tensor :]
-    return not _has_tensors(given[0] if given else kwargs.get(_MAKERS[func]))
+    arguments = args[func is torch.Tensor.new_tensor :]
+    return not _has_tensors(arguments[0] if arguments else kwargs.get(_MAKERS[func]))
 
 
 def is_array(tensor: torch.Tensor) -> bool:
@@ -58,7 +58,7 @@ def is_array(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_leaf and not tensor.untyped_storage().resizable()
 
 
-def made(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def recorded_copy(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a copy of the tensor that such a call makes, since the model may write into it."""
     trains = kwargs.pop("requires_grad", False)
     with recorder.pausing():

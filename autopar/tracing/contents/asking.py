@@ -26,47 +26,47 @@ _READ = (Tensor.__float__, Tensor.__int__)  # Python requires these to return a 
 
 def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The answer that an eager run would give; UnknownDataError where it depends on the inputs."""
-    seen = Arguments(recorder, args, kwargs)
-    known = recorder.known
-    if not known.can_tell(seen.tensors):
+    arguments = Arguments(recorder, args, kwargs)
+    known_values = recorder.known
+    if not known_values.can_tell(arguments.tensors):
         healthy = recorder.finite.answer(func, args, recorder.where())
         if healthy is not None:
             return healthy
         if func is Tensor.item:
-            return _unknown_item(recorder, args[0], seen.graph_args)
-        wanted = asserted() if func is Tensor.__bool__ else None
-        if wanted is not None:
-            return wanted  # an assertion is assumed to hold, like `torch._check`
+            return _unknown_item(recorder, args[0], arguments.graph_args)
+        assumed = asserted() if func is Tensor.__bool__ else None
+        if assumed is not None:
+            return assumed  # an assertion is assumed to hold, like `torch._check`
         name = getattr(func, "__name__", repr(func)).strip("_")
-        if any(id(t) in known.random for t in seen.tensors):
+        if any(id(t) in known_values.random for t in arguments.tensors):
             raise recorder.unknown(
                 f"{name}() asks for a random number (LayerDrop does), and the graph would hold one draw for ever",
                 mend=f"set the probability to 0, call eval(){OR_LEAF}",
             )
-        asked = f"{name}() asks for the contents of a tensor that depends on the inputs"
-        otherwise = known_or_leaf(recorder.nodes.get(id(tensor)) for tensor in seen.tensors)
+        question = f"{name}() asks for the contents of a tensor that depends on the inputs"
+        otherwise = known_or_leaf(recorder.nodes.get(id(tensor)) for tensor in arguments.tensors)
         mend = f"write .item(), which a graph can compute with, or {otherwise}" if func in _READ else otherwise
-        raise recorder.unknown(asked, mend)
-    answer, is_guard = known.answer(func, args, kwargs, seen.tensors)
+        raise recorder.unknown(question, mend)
+    answer, is_guard = known_values.answer(func, args, kwargs, arguments.tensors)
     if is_guard:
         call = written_as(func, args, kwargs)
-        node = recorder.graph.create_node(call.op, call.target, seen.graph_args, seen.graph_kwargs)
+        node = recorder.graph.create_node(call.op, call.target, arguments.graph_args, arguments.graph_kwargs)
         recorder.annotate(node, place=True)
         node.meta[VAL] = node.meta[ANSWER] = answer
     return answer
 
 
-def guard_shapes(recorder: Recorder, made: Any) -> Any:
+def guard_shapes(recorder: Recorder, result: Any) -> Any:
     """Guard the shapes of tensors whose sizes depend on known inputs (`ids.unique()`), as `ask` guards contents.
 
     Returns the tensors.
     """
-    for tensor in pytree.tree_leaves(made):
+    for tensor in pytree.tree_leaves(result):
         if isinstance(tensor, Tensor):
             node = recorder.graph.call_method("size", (recorder.node_of(tensor),))
             recorder.annotate(node, place=True)
             node.meta[VAL] = node.meta[ANSWER] = tuple(tensor.shape)
-    return made
+    return result
 
 
 def _unknown_item(recorder: Recorder, tensor: Tensor, graph_args: Any) -> UnknownNumber:

@@ -19,7 +19,7 @@ from autopar.tracing.patching import attributes_set
 from autopar.tracing.torch_functions.looked_into import CODES
 
 _ATTEMPT = str(Path(__file__).parents[1] / "attempt.py")  # its frames call the model
-_seen: dict[tuple[CodeType, int], bool | None] = {}  # results of `_wanted`
+_seen: dict[tuple[CodeType, int], bool | None] = {}  # results of `_skipping_value`
 _caught: dict[tuple[CodeType, int], bool] = {}  # results of `_is_caught`
 
 
@@ -39,7 +39,7 @@ def asserted() -> bool | None:
     if any(_caught[at] for at in running):
         return None
     if running[0] not in _seen:
-        _seen[running[0]] = _wanted(*running[0])
+        _seen[running[0]] = _skipping_value(*running[0])
     return _seen[running[0]]
 
 
@@ -54,10 +54,10 @@ def unvalidated() -> Iterator[None]:
         yield
 
 
-def _wanted(code: CodeType, offset: int) -> bool | None:
+def _skipping_value(code: CodeType, offset: int) -> bool | None:
     """The truth value with which the jump at this offset skips the raising of an error; None for other code."""
-    found = [i for i in dis.get_instructions(code) if i.opname not in _SILENT]
-    following = [i for i in found if i.offset >= offset]
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _SILENT]
+    following = [i for i in instructions if i.offset >= offset]
     if len(following) < 2 or not following[0].opname.startswith("POP_JUMP"):
         return None
     jump = following[0]
@@ -66,8 +66,8 @@ def _wanted(code: CodeType, offset: int) -> bool | None:
         return None
     if _raises(following[1:], past=jump.argval):
         return jumps_if
-    there = [i for i in found if i.offset >= jump.argval]
-    return (not jumps_if) if jump.argval > offset and _raises(there, past=None) else None
+    at_target = [i for i in instructions if i.offset >= jump.argval]
+    return (not jumps_if) if jump.argval > offset and _raises(at_target, past=None) else None
 
 
 def _is_caught(code: CodeType, offset: int) -> bool:
@@ -91,14 +91,18 @@ def _is_caught(code: CodeType, offset: int) -> bool:
 def _only_raises(handler: list[dis.Instruction]) -> dis.Instruction | None:
     """The instruction by which a handler raises at its end, as for `finally` or `with`; None if it may not raise."""
     before = ""
-    for here, after in pairwise(handler):
-        if here.opname in _RAISING:
-            return here
-        if here.opname == "POP_EXCEPT":
+    for instruction, after in pairwise(handler):
+        if instruction.opname in _RAISING:
+            return instruction
+        if instruction.opname == "POP_EXCEPT":
             return after if after.opname in _RAISING else None
-        if here.opname.startswith("POP_JUMP") and before not in ("CHECK_EXC_MATCH", "WITH_EXCEPT_START", "TO_BOOL"):
+        if instruction.opname.startswith("POP_JUMP") and before not in (
+            "CHECK_EXC_MATCH",
+            "WITH_EXCEPT_START",
+            "TO_BOOL",
+        ):
             return None
-        before = here.opname
+        before = instruction.opname
     return handler[-1] if handler[-1].opname in _RAISING else None
 
 
@@ -108,15 +112,15 @@ def _raises(following: list[dis.Instruction], past: int | None) -> bool:
     Further tests of the same condition, which also jump `past` the raising, are part of it.
     """
     is_done = False  # a statement came before
-    for here, after in zip(following, [*following[1:], None], strict=True):
-        if here.opname in ("RAISE_VARARGS", "LOAD_ASSERTION_ERROR"):
+    for instruction, after in zip(following, [*following[1:], None], strict=True):
+        if instruction.opname in ("RAISE_VARARGS", "LOAD_ASSERTION_ERROR"):
             return True
-        if here.argval == "_assert" and after is not None and after.argval is False:
+        if instruction.argval == "_assert" and after is not None and after.argval is False:
             return True  # torch._assert(False, ...)
-        if here.opname.startswith(_STORES) or here.opname in _ENDS:
+        if instruction.opname.startswith(_STORES) or instruction.opname in _ENDS:
             return False
-        is_done = is_done or here.opname in _STATEMENTS
-        if "JUMP" in here.opname and (is_done or past is None or here.argval != past):
+        is_done = is_done or instruction.opname in _STATEMENTS
+        if "JUMP" in instruction.opname and (is_done or past is None or instruction.argval != past):
             return False
     return False
 

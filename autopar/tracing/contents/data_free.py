@@ -52,17 +52,17 @@ def _istft(
         hop = n_fft // 4 if hop_length is None else hop_length
         length = n_fft + hop * (input.shape[-1] - 1) - (2 * (n_fft // 2) if center else 0)
     values = input if return_complex else torch.view_as_real(input).sum(-1)
-    made = values.sum((-2, -1)).unsqueeze(-1).expand(*input.shape[:-2], length).contiguous()
-    return made if window is None else made + window.sum().to(made.dtype)  # the window may be learned
+    signal = values.sum((-2, -1)).unsqueeze(-1).expand(*input.shape[:-2], length).contiguous()
+    return signal if window is None else signal + window.sum().to(signal.dtype)  # the window may be learned
 
 
 def _like_its_first(function: Function) -> Function:
     """A substitute for a function whose result looks like its first argument."""
 
-    def made(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def substitute(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return input.clone() if input.is_meta else function(input, *args, **kwargs)
 
-    return made
+    return substitute
 
 
 # Called by `torch.distributions.Dirichlet` and `Beta`, and by `Gamma`; torch 2.11 has none of these meta kernels.

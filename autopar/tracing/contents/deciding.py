@@ -14,16 +14,16 @@ _MOST = 3  # inputs to name; a longer list does not help
 
 def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
     """The advice for tensors without data, given the nodes that made them."""
-    found = _inputs(nodes)
-    states = list(dict.fromkeys(node.meta[STATE_OF] for node in found if STATE_OF in node.meta))
-    if states and all(STATE_OF in node.meta for node in found):
+    sources = _inputs(nodes)
+    states = list(dict.fromkeys(node.meta[STATE_OF] for node in sources if STATE_OF in node.meta))
+    if states and all(STATE_OF in node.meta for node in sources):
         return (
             f"it depends on {' and '.join(map(repr, states[:_MOST]))}, a state that forward carries from call to call: "
             f"choose with torch.where, or by an argument that is not a tensor{OR_LEAF}"
         )
-    names = [str(node.target) for node in found if STATE_OF not in node.meta]
-    those = " and ".join(map(repr, names)) if 0 < len(names) <= _MOST else "that input"
-    return f"give {those} a known example (autopar.known){OR_LEAF}"
+    names = [str(node.target) for node in sources if STATE_OF not in node.meta]
+    inputs = " and ".join(map(repr, names)) if 0 < len(names) <= _MOST else "that input"
+    return f"give {inputs} a known example (autopar.known){OR_LEAF}"
 
 
 def _inputs(nodes: Iterable[fx.Node | None]) -> list[fx.Node]:

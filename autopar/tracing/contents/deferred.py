@@ -33,11 +33,11 @@ class Deferred:
         """`sources`: all tensors whose contents `compute` depends on, data-free or real, including views."""
         if tensor.nbytes > BYTES:
             return
-        found = {id(t): (t, t._version) for t in (tensor, *sources)}
+        versions = {id(t): (t, t._version) for t in (tensor, *sources)}
         for source in sources:  # and the sources of sources that are deferred themselves
             if id(source) in self._recipes:
-                found |= {id(t): (t, version) for t, version in self._recipes[id(source)].sources}
-        self._recipes[id(tensor)] = _Recipe(compute, tuple(found.values()))
+                versions |= {id(t): (t, version) for t, version in self._recipes[id(source)].sources}
+        self._recipes[id(tensor)] = _Recipe(compute, tuple(versions.values()))
 
     def knows(self, tensor: torch.Tensor) -> bool:
         recipe = self._recipes.get(id(tensor))

@@ -12,17 +12,17 @@ import torch
 
 from autopar.tracing.contents.unknown import UnknownBool, UnknownNumber, has_unknown
 from autopar.tracing.patching import attributes_set
-from autopar.tracing.picked import made as picked_made
+from autopar.tracing.picked import new_rows
 from autopar.tracing.picked.picked_rows import PickedRows
 
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-# Factories that take sizes, by owner.
+# Functions that take sizes, by owner.
 _OF_SIZES: dict[Any, tuple[Callable[..., Any], ...]] = {
     torch: (torch.ones, torch.zeros, torch.empty, torch.full),
-    Tensor: (Tensor.new_ones, Tensor.new_zeros, Tensor.new_empty, Tensor.new_full),
+    Tensor: (Tensor.new_ones, Tensor.new_zeros, Tensor.new_empty, Tensor.new_full, Tensor.expand, Tensor.repeat),
 }
 _NUMBERS = (UnknownNumber, UnknownBool)
 _WAYS: dict[str, Callable[..., Any]] = {"max": builtins.max, "min": builtins.min}
@@ -55,14 +55,14 @@ def extremes_computed(recorder: Recorder) -> Iterator[None]:
 
 
 def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of a factory (`torch.ones`), which would convert its sizes to ints before a mode sees the call."""
+    """A wrapper of such a function, which would convert its sizes to ints before a mode sees the call."""
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         if recorder.is_recording() and has_unknown((args, kwargs.get("size"))):
-            made = picked_made.create_as_many_rows(recorder.trace_masks, original, args, kwargs)
-            if made is not NotImplemented:
-                return made
+            rows = new_rows.create_as_many_rows(recorder.trace_masks, original, args, kwargs)
+            if rows is not NotImplemented:
+                return rows
         return original(*args, **kwargs)
 
     return make
@@ -73,44 +73,46 @@ def _choosing(recorder: Recorder, original: Callable[..., Any]) -> Callable[...,
 
     @functools.wraps(original)
     def choose(*args: Any, **kwargs: Any) -> Any:
-        given = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
-        if kwargs or len(given) < 2 or not any(type(one) in _MAY_BE_OPEN for one in given):
+        operands = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
+        if kwargs or len(operands) < 2 or not any(type(operand) in _MAY_BE_OPEN for operand in operands):
             return original(*args, **kwargs)
         if not recorder.is_recording():
             return original(*args)
-        return functools.reduce(functools.partial(_chosen, recorder, original), given)
+        return functools.reduce(functools.partial(_chosen, recorder, original), operands)
 
     return choose
 
 
 def _chosen(recorder: Recorder, original: Callable[..., Any], a: Any, b: Any) -> Any:
     """The one of two values that Python would return, which is the first if they are equal."""
-    open_ones = [one for one in (a, b) if _is_open(recorder, one)]
-    others = [one for one in (a, b) if not isinstance(one, Tensor) and type(one) not in _NUMBERS]
-    if not open_ones or not all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in others):
+    open_ones = [operand for operand in (a, b) if _is_open(recorder, operand)]
+    others = [operand for operand in (a, b) if not isinstance(operand, Tensor) and type(operand) not in _NUMBERS]
+    if not open_ones or not all(
+        isinstance(operand, (int, float)) and not isinstance(operand, bool) for operand in others
+    ):
         return original(a, b)
-    tensors = [one for one in (a, b) if isinstance(one, Tensor)]
+    tensors = [operand for operand in (a, b) if isinstance(operand, Tensor)]
     if not tensors:
         return open_ones[0].extreme(original, a, b)
     dtype = tensors[0].dtype
-    if dtype.is_complex or dtype == torch.bool or any(one.ndim or one.dtype != dtype for one in tensors):
+    if dtype.is_complex or dtype == torch.bool or any(operand.ndim or operand.dtype != dtype for operand in tensors):
         return original(a, b)  # shape or dtype of the result would depend on the choice
     with recorder.on():
-        first, second = (_beside(one, dtype) for one in (a, b))
+        first, second = (_as_operand(operand, dtype) for operand in (a, b))
         takes_second = second > first if original.__name__ == "max" else second < first
         return torch.where(takes_second, second, first)
 
 
-def _is_open(recorder: Recorder, one: Any) -> bool:
-    if isinstance(one, Tensor):
-        return id(one) in recorder.nodes and not recorder.known.can_tell([one])
-    return type(one) in _NUMBERS
+def _is_open(recorder: Recorder, operand: Any) -> bool:
+    if isinstance(operand, Tensor):
+        return id(operand) in recorder.nodes and not recorder.known.can_tell([operand])
+    return type(operand) in _NUMBERS
 
 
-def _beside(one: Any, dtype: torch.dtype) -> Any:
+def _as_operand(operand: Any, dtype: torch.dtype) -> Any:
     """An operand beside tensors of this dtype, which does not change; a fraction beside integers stays a float."""
-    if isinstance(one, Tensor):
-        return one
-    if type(one) in _NUMBERS:
-        return one.tensor.to(dtype if dtype.is_floating_point or one.kind is not float else torch.float64)
-    return int(one) if not dtype.is_floating_point and float(one).is_integer() else one
+    if isinstance(operand, Tensor):
+        return operand
+    if type(operand) in _NUMBERS:
+        return operand.tensor.to(dtype if dtype.is_floating_point or operand.kind is not float else torch.float64)
+    return int(operand) if not dtype.is_floating_point and float(operand).is_integer() else operand

@@ -46,32 +46,32 @@ class FiniteChecks:
         """Note the truth value of a call's result, if it is such a check or combines some. `node`: the call's."""
         if func not in _NOTED or not args or not isinstance(result, Tensor):
             return
-        said = None
+        truth = None
         if func in _CHECKS:
             is_input = any(source.op == "placeholder" for source in node.all_input_nodes)
-            said = None if is_input else _CHECKS[func]
+            truth = None if is_input else _CHECKS[func]
         elif func in _KEEPING:
-            said = self._of(args[0])
+            truth = self._of(args[0])
         elif func in _NEGATING:
-            said = _not(self._of(args[0]))
+            truth = _not(self._of(args[0]))
         elif func in _COMBINING and len(args) == 2:
             first, second = self._of(args[0]), self._of(args[1])
             if first is not None and second is not None:
-                said = _COMBINING[func](first, second)
-        if said is not None:
-            self._said[id(result)] = said, result._version
+                truth = _COMBINING[func](first, second)
+        if truth is not None:
+            self._said[id(result)] = truth, result._version
 
     def answer(self, func: Callable[..., Any], args: tuple[Any, ...], place: str) -> bool | None:
         """The assumed answer to a question, whose place is recorded; None if it is no such check."""
-        said = self._of(args[0]) if func in _ASKING else None
-        if said is not None:
+        truth = self._of(args[0]) if func in _ASKING else None
+        if truth is not None:
             self.places[place] = None
-        return said if self.are_finite else _not(said)
+        return truth if self.are_finite else _not(truth)
 
     def _of(self, value: Any) -> bool | None:
-        said, version = self._said.get(id(value), (None, None))
-        return said if isinstance(value, Tensor) and value._version == version else None
+        truth, version = self._said.get(id(value), (None, None))
+        return truth if isinstance(value, Tensor) and value._version == version else None
 
 
-def _not(said: bool | None) -> bool | None:
-    return None if said is None else not said
+def _not(truth: bool | None) -> bool | None:
+    return None if truth is None else not truth

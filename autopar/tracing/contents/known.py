@@ -96,7 +96,9 @@ class KnownValues:
     ) -> Any:
         """`func` on real values; None where a value is unknown, the function is random, or the result is large."""
         self._from_input = False
-        tensors = tensors[:1] if func in AS_ANOTHER else tensors
+        tensors = read_by(func, tensors)
+        if func in _TYPED_AS_ANOTHER:  # a data-free tensor as the example would make the result data-free too
+            args, kwargs = (args[0], *map(_typed, args[1:])), {name: _typed(one) for name, one in kwargs.items()}
         if not tensors and result is not None and not isinstance(result, (torch.Tensor, tuple, list)):
             return None
         counts = any(self._is_state(tensors[i]) for i in written)  # the next step finds it changed
@@ -140,9 +142,9 @@ class KnownValues:
             if id(tensors[i]) in self._apart:
                 self._apart[id(tensors[i])] = tensors[i]._version
         storages = {t.untyped_storage()._cdata for t in tensors if id(t) in self._apart}
-        for made in pytree.tree_leaves(result):
-            if isinstance(made, torch.Tensor) and made.untyped_storage()._cdata in storages:
-                self._apart[id(made)] = made._version
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata in storages:
+                self._apart[id(tensor)] = tensor._version
 
     def drawn(self, func: Any, args: Any, result: Any) -> Any:
         """The value of `rand() < p` where p leaves no doubt (a drop probability of 0); None otherwise."""
@@ -173,7 +175,7 @@ class KnownValues:
 
     def filled(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """The value of `ones_like(x)` and similar calls, which does not depend on x's contents; None for others."""
-        if func not in FILLING or any(isinstance(v, torch.Tensor) for v in (*args[1:], *kwargs.values())):
+        if func not in FILLING or any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves((args[1:], kwargs))):
             return None
         shape, strides, dtype = args[0].shape, args[0].stride(), args[0].dtype
 
@@ -188,8 +190,8 @@ class KnownValues:
     def answer(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         """The answer to a question about known tensors, and whether it depends on a known input."""
         with torch.no_grad():
-            found = func(*self._real(args), **self._real(kwargs))
-        return found, any(id(t) in self.guarded for t in tensors)
+            answer = func(*self._real(args), **self._real(kwargs))
+        return answer, any(id(t) in self.guarded for t in tensors)
 
     def _real(self, value: Any) -> Any:
         """Arguments with real values in place of data-free tensors, and the CPU in place of other devices."""
@@ -231,15 +233,25 @@ class KnownValues:
             del self.values[key]
 
 
-AS_ANOTHER = {f: name for name in ("expand", "view", "reshape") for f in methods(f"{name}_as")}
-"""Functions that use only the shape of their second argument; with the name of the function that takes a shape."""
+_TYPED_AS_ANOTHER = methods("to", "type_as")
+AS_ANOTHER = methods("expand_as", "view_as", "reshape_as") | _TYPED_AS_ANOTHER
+"""Functions that use only the shape or the dtype of their second argument."""
 _UNIT = (0.0, 1.0)
 _NO_RANGE = (-1, 0.0, 0.0)  # for tensors without one: no tensor has version -1
 _UNIFORM = methods("rand", "rand_like", "uniform_")
 _COMPARISONS = methods("lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__")
-FILLING = methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+FILLING = methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor")
 MADE_KNOWN = _UNIFORM | _COMPARISONS | FILLING  # their results may be known although their arguments are not
 _CPU = torch.device("cpu")
+
+
+def read_by(func: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of the tensors given to a function, those whose contents its result depends on."""
+    return tensors[:1] if func in AS_ANOTHER else tensors
+
+
+def _typed(value: Any) -> Any:
+    return torch.empty(0, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 def _is_large(result: Any) -> bool:

@@ -23,12 +23,14 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 def indexed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Index; uint8 masks, which torch still accepts but its data-free kernels do not, are converted to bool."""
-    given = args[1] if len(args) > 1 else None
-    parts = given if type(given) is tuple else (given,)
-    if any(isinstance(one, Tensor) and one.dtype == torch.uint8 and one.ndim for one in parts):
+    index = args[1] if len(args) > 1 else None
+    parts = index if type(index) is tuple else (index,)
+    if any(isinstance(part, Tensor) and part.dtype == torch.uint8 and part.ndim for part in parts):
         with recorder.on():
-            shown = tuple(one != 0 if isinstance(one, Tensor) and one.dtype == torch.uint8 else one for one in parts)
-            return func(args[0], shown if type(given) is tuple else shown[0], *args[2:])
+            shown = tuple(
+                part != 0 if isinstance(part, Tensor) and part.dtype == torch.uint8 else part for part in parts
+            )
+            return func(args[0], shown if type(index) is tuple else shown[0], *args[2:])
     if recorder.initialises(func, args, kwargs):
         return func(*args, **kwargs)
     return recorder.record(func, *args, **kwargs)

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.contents.unknown import DTYPES, UnknownNumber, has_unknown
-from autopar.tracing.picked import made as picked_made
+from autopar.tracing.picked import new_rows
 from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 
@@ -28,7 +28,7 @@ _SCALED = {"add", "sub", "subtract", "iadd", "isub", "addcmul", "addcdiv"}
 
 
 def of_tensors(
-    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seen: Arguments
+    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], arguments: Arguments
 ) -> Any:
     """The result of a function of unknown numbers, which are passed as tensors, in the dtype that numbers would give.
 
@@ -38,32 +38,32 @@ def of_tensors(
         own = torch.get_default_dtype() if args[0].kind is float else DTYPES[args[0].kind]
         with recorder.on():
             return args[0].tensor.to(kwargs.get("dtype") or own, copy=True)
-    if (rows := picked_made.create_as_many_rows(recorder.trace_masks, func, args, kwargs)) is not NotImplemented:
+    if (rows := new_rows.create_as_many_rows(recorder.trace_masks, func, args, kwargs)) is not NotImplemented:
         return rows
     if func in _FULL:
         return _filled(recorder, func, args, kwargs)
-    if (made := _multiplied(recorder, func, args, kwargs)) is not NotImplemented:
-        return made
+    if (result := _multiplied(recorder, func, args, kwargs)) is not NotImplemented:
+        return result
     written = func is torch.Tensor.__setitem__ and not has_unknown(args[1])
     if not (written or is_pointwise(plain_name(func))) or not has_unknown((args, kwargs)):
         return NotImplemented
     dtype: torch.dtype | None = None
 
-    def given(one: UnknownNumber) -> torch.Tensor:
-        if dtype is None or not dtype.is_floating_point or any(t.is_floating_point() for t in seen.tensors):
-            return one.tensor
-        return recorder.record(torch.Tensor.to, one.tensor, dtype)  # beside integer tensors: not float64
+    def as_tensor(number: UnknownNumber) -> torch.Tensor:
+        if dtype is None or not dtype.is_floating_point or any(t.is_floating_point() for t in arguments.tensors):
+            return number.tensor
+        return recorder.record(torch.Tensor.to, number.tensor, dtype)  # beside integer tensors: not float64
 
     try:
         if not writes_its_first(func):
             with recorder.pausing():
-                dtype = func(*seen.data_free(args), **seen.data_free(kwargs)).dtype
+                dtype = func(*arguments.data_free(args), **arguments.data_free(kwargs)).dtype
         args, kwargs = _bounds(recorder, plain_name(func), args, kwargs)
-        args, kwargs = pytree.tree_map_only(UnknownNumber, given, (args, kwargs))
-        made = recorder.record(func, *args, **kwargs)
+        args, kwargs = pytree.tree_map_only(UnknownNumber, as_tensor, (args, kwargs))
+        result = recorder.record(func, *args, **kwargs)
     except TypeError:  # the op accepts only a number
         return NotImplemented
-    return made if dtype is None or made.dtype == dtype else recorder.record(torch.Tensor.to, made, dtype)
+    return result if dtype is None or result.dtype == dtype else recorder.record(torch.Tensor.to, result, dtype)
 
 
 def _multiplied(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -81,8 +81,12 @@ def _bounds(recorder: Recorder, name: str, args: Any, kwargs: Any) -> tuple[Any,
     if name not in ("clamp", "clip"):
         return args, kwargs
 
-    def bound(one: Any) -> Any:
-        return recorder.record(torch.full, (), one, dtype=DTYPES[type(one)]) if type(one) in DTYPES else one
+    def bound(bound_value: Any) -> Any:
+        return (
+            recorder.record(torch.full, (), bound_value, dtype=DTYPES[type(bound_value)])
+            if type(bound_value) in DTYPES
+            else bound_value
+        )
 
     return (*args[:1], *map(bound, args[1:])), {key: bound(value) for key, value in kwargs.items()}
 

@@ -26,8 +26,8 @@ def check_dtypes(func: Callable[..., Any], args: Iterable[Any], kwargs: dict[str
     """
     if func not in _OF_ONE_DTYPE:
         return
-    tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
-    dtypes = dict.fromkeys(str(one.dtype) for one in tensors if one.is_floating_point() or one.is_complex())
+    tensors = [tensor for tensor in (*args, *kwargs.values()) if isinstance(tensor, torch.Tensor)]
+    dtypes = dict.fromkeys(str(tensor.dtype) for tensor in tensors if tensor.is_floating_point() or tensor.is_complex())
     if len(dtypes) > 1 and not torch._C._is_any_autocast_enabled():  # autocast converts them to one dtype
         name = func.__name__.strip("_")
         raise RuntimeError(f"{name} needs tensors of one dtype, and is given some of {' and of '.join(dtypes)}")

@@ -33,9 +33,9 @@ def draws_refused(model: nn.Module) -> Iterator[None]:
 
     def watched(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
         def drawn(*args: Any, **kwargs: Any) -> Any:
-            where = places.current()
-            if where and not places.is_installed(where) and not where.startswith(_GENERATED):
-                raise _refusal(f"{name}()", where)
+            place = places.current()
+            if place and not places.is_installed(place) and not place.startswith(_GENERATED):
+                raise _refusal(f"{name}()", place)
             result = draw(*args, **kwargs)
             expected[0] = _states()
             is_share = type(result) is float and (name, *args) in _SHARES and not kwargs
@@ -46,14 +46,14 @@ def draws_refused(model: nn.Module) -> Iterator[None]:
     names = {id(draw): (name, draw) for module in _generators() for name, draw in _draws(module).items()}
     with contextlib.ExitStack() as stack:
         for module in (*_generators(), *_files_of(model)):
-            found = [(key, *names[id(value)]) for key, value in vars(module).items() if id(value) in names]
-            stack.enter_context(attributes_set(module, **{key: watched(name, draw) for key, name, draw in found}))
+            drawing = [(key, *names[id(value)]) for key, value in vars(module).items() if id(value) in names]
+            stack.enter_context(attributes_set(module, **{key: watched(name, draw) for key, name, draw in drawing}))
         for function in _generated(model):
-            held = function.__kwdefaults__ or {}
-            found = [(key, *names[id(value)]) for key, value in held.items() if id(value) in names]
-            if found:
-                stack.callback(setattr, function, "__kwdefaults__", held)
-                function.__kwdefaults__ = {**held, **{key: watched(name, draw) for key, name, draw in found}}
+            defaults = function.__kwdefaults__ or {}
+            drawing = [(key, *names[id(value)]) for key, value in defaults.items() if id(value) in names]
+            if drawing:
+                stack.callback(setattr, function, "__kwdefaults__", defaults)
+                function.__kwdefaults__ = {**defaults, **{key: watched(name, draw) for key, name, draw in drawing}}
         yield
     if _states() != expected[0]:
         raise _refusal("a function", "")
@@ -76,12 +76,12 @@ class _Share(float):
     __le__, __ge__ = __lt__, __gt__
 
 
-def _refusal(what: str, where: str) -> DrawError:
+def _refusal(function: str, place: str) -> DrawError:
     return DrawError(
-        f"forward draws a number by {what} of Python or numpy, which all calls of the graph would share, and ranks "
+        f"forward draws a number by {function} of Python or numpy, which all calls of the graph would share, and ranks "
         "would draw differently: draw with torch.rand in forward and choose with torch.where, or draw in the loop, "
         "alike on all ranks, and pass it as an argument",
-        where=where,
+        where=place,
     )
 
 
@@ -98,22 +98,22 @@ def _draws(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 def _files_of(model: nn.Module) -> list[ModuleType]:
     """The Python modules that define the model's classes."""
-    found = [sys.modules.get(name) for name in dict.fromkeys(type(m).__module__ for m in model.modules())]
-    return [file for file in found if file is not None]
+    modules = [sys.modules.get(name) for name in dict.fromkeys(type(m).__module__ for m in model.modules())]
+    return [file for file in modules if file is not None]
 
 
 def _generated(model: nn.Module) -> list[FunctionType]:
     """The functions that decorators generated around methods of the model's classes, also around one another."""
     classes = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
     waiting = [value for kind in classes for value in vars(kind).values() if isinstance(value, FunctionType)]
-    seen = dict.fromkeys(waiting)
+    functions = dict.fromkeys(waiting)
     while waiting:
         for cell in waiting.pop().__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty closure cell
-                if isinstance(inner := cell.cell_contents, FunctionType) and inner not in seen:
-                    seen[inner] = None
+                if isinstance(inner := cell.cell_contents, FunctionType) and inner not in functions:
+                    functions[inner] = None
                     waiting.append(inner)
-    return [function for function in seen if function.__code__.co_filename.startswith(_GENERATED)]
+    return [function for function in functions if function.__code__.co_filename.startswith(_GENERATED)]
 
 
 def _states() -> list[str]:

@@ -59,8 +59,8 @@ class UnknownNumber:
             assert self._made_of is not None
             function, operands = self._made_of
             with self.recorder.on():
-                given = [_as_python_has_it(one, function, operands, self.kind) for one in operands]
-                self._tensor = _FUNCTIONS.get(function, function)(*given).to(DTYPES[self.kind])
+                values = [_as_python_has_it(operand, function, operands, self.kind) for operand in operands]
+                self._tensor = _FUNCTIONS.get(function, function)(*values).to(DTYPES[self.kind])
         return self._tensor
 
     @property  # type: ignore[misc]
@@ -79,7 +79,7 @@ class UnknownNumber:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise TypeError(f"{func} met a number of a trace that is over")
 
-    def _made(self, function: Callable[..., Any], *operands: Any, kind: type) -> Any:
+    def _result_of(self, function: Callable[..., Any], *operands: Any, kind: type) -> Any:
         number = (UnknownBool if kind is bool else UnknownNumber)(
             self.recorder, self.recorder.number_node(function, operands, kind), kind
         )
@@ -95,9 +95,9 @@ class UnknownNumber:
                 return bool(function(1, other))
             if self.nonzero and other == 0 and function in (operator.eq, operator.ne):
                 return function is operator.ne
-        made = self._made(function, self, other, kind=bool)
-        made.meaning = (function, self, other)
-        return made
+        result = self._result_of(function, self, other, kind=bool)
+        result.meaning = (function, self, other)
+        return result
 
     def __eq__(self, other: object) -> Any:
         return self._compare(operator.eq, other)
@@ -120,20 +120,20 @@ class UnknownNumber:
     __hash__ = object.__hash__
 
     def __neg__(self) -> Any:
-        return self._made(operator.neg, self, kind=float if self.kind is float else int)
+        return self._result_of(operator.neg, self, kind=float if self.kind is float else int)
 
     def __abs__(self) -> Any:
-        return self._made(operator.abs, self, kind=float if self.kind is float else int)
+        return self._result_of(operator.abs, self, kind=float if self.kind is float else int)
 
     def __round__(self, digits: int | None = None) -> Any:
-        return self._refuse() if digits is not None else self._made(round, self, kind=int)
+        return self._refuse() if digits is not None else self._result_of(round, self, kind=int)
 
     def extreme(self, function: Callable[..., Any], a: Any, b: Any) -> Any:
         """The result of Python's `max` or `min` of two numbers, one of which is this one."""
-        made = self._made(function, a, b, kind=float if _is_float((a, b)) else int)
-        if function.__name__ == "max" and any(type(one) in (int, float) and one > 0 for one in (a, b)):
-            made.positive = made.nonzero = True
-        return made
+        result = self._result_of(function, a, b, kind=float if _is_float((a, b)) else int)
+        if function.__name__ == "max" and any(type(operand) in (int, float) and operand > 0 for operand in (a, b)):
+            result.positive = result.nonzero = True
+        return result
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -145,8 +145,8 @@ class UnknownNumber:
         return repr(self)
 
     def _refuse(self) -> Any:
-        what = f"the value of {self!r}, a number that data tell, is needed (a branch on it, an index)"
-        raise self.recorder.unknown(what, mend=known_or_leaf([self.node]))
+        description = f"the value of {self!r}, a number that data tell, is needed (a branch on it, an index)"
+        raise self.recorder.unknown(description, mend=known_or_leaf([self.node]))
 
     def __bool__(self) -> bool:
         if self.nonzero or self.positive:
@@ -171,29 +171,29 @@ def _arithmetic(function: Callable[..., Any], reflected: bool) -> Callable[..., 
         if function is operator.pow and isinstance(operands[1], UnknownNumber) and not _is_float(operands):
             return self._refuse()  # int or float, by the exponent's sign
         kind = float if isinstance(function(self.stand_in, theirs or 1), float) else int  # it may be traced
-        return self._made(function, *operands, kind=kind)
+        return self._result_of(function, *operands, kind=kind)
 
     return compute
 
 
 def _is_float(operands: tuple[Any, ...]) -> bool:
-    kinds = (one.kind if isinstance(one, UnknownNumber) else type(one) for one in operands)
+    kinds = (operand.kind if isinstance(operand, UnknownNumber) else type(operand) for operand in operands)
     return any(issubclass(kind, float) for kind in kinds)
 
 
-def _as_python_has_it(one: Any, function: Callable[..., Any], operands: tuple[Any, ...], kind: type) -> Any:
+def _as_python_has_it(operand: Any, function: Callable[..., Any], operands: tuple[Any, ...], kind: type) -> Any:
     """An operand converted as Python does: bools are integers in arithmetic, and integers beside floats are floats."""
-    if not isinstance(one, UnknownNumber):
-        return one
+    if not isinstance(operand, UnknownNumber):
+        return operand
     if kind is float or _is_float(operands):
-        return one.tensor.double()
-    return one.tensor.long() if one.kind is bool and function not in _OF_BOOLS else one.tensor
+        return operand.tensor.double()
+    return operand.tensor.long() if operand.kind is bool and function not in _OF_BOOLS else operand.tensor
 
 
 def _bits(function: Callable[..., Any]) -> Callable[..., Any]:
     def compute(self: UnknownNumber, other: Any) -> Any:
         kinds = (self.kind, other.kind if isinstance(other, UnknownNumber) else type(other))
-        return self._made(function, self, other, kind=int) if set(kinds) == {int} else NotImplemented
+        return self._result_of(function, self, other, kind=int) if set(kinds) == {int} else NotImplemented
 
     return compute
 
@@ -212,15 +212,15 @@ class UnknownBool(UnknownNumber):
     meaning: tuple[Any, ...] | None = None
 
     def __bool__(self) -> bool:
-        wanted = asserted()
-        if wanted is not None:  # an assertion is assumed to hold, like `torch._check`
-            return wanted
+        assumed = asserted()
+        if assumed is not None:  # an assertion is assumed to hold, like `torch._check`
+            return assumed
         return bool(self._refuse())
 
     def _combined(self, function: Callable[..., Any], other: Any, neutral: bool) -> Any:
         if isinstance(other, bool):
             return self if other is neutral else (not neutral)
-        return self._made(function, self, other, kind=bool) if _is_bool(other) else NotImplemented
+        return self._result_of(function, self, other, kind=bool) if _is_bool(other) else NotImplemented
 
     def __and__(self, other: Any) -> Any:
         return self._combined(operator.and_, other, True)
@@ -230,13 +230,13 @@ class UnknownBool(UnknownNumber):
 
     def __xor__(self, other: Any) -> Any:
         if isinstance(other, bool):
-            return self._made(operator.not_, self, kind=bool) if other else self
-        return self._made(operator.xor, self, other, kind=bool) if _is_bool(other) else NotImplemented
+            return self._result_of(operator.not_, self, kind=bool) if other else self
+        return self._result_of(operator.xor, self, other, kind=bool) if _is_bool(other) else NotImplemented
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     def __invert__(self) -> Any:  # `not` would need the value
-        return self._made(operator.not_, self, kind=bool)
+        return self._result_of(operator.not_, self, kind=bool)
 
     __hash__ = object.__hash__
 

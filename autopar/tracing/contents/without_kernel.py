@@ -39,21 +39,21 @@ class Again(Exception):
 
 
 def run_without_kernel(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Arguments, error: Exception
+    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: Arguments, error: Exception
 ) -> tuple[Any, Any]:
     """The data-free result and, if there is one, the real one; raises Again, or UnknownDataError from `error`."""
-    known = recorder.known
+    known_values = recorder.known
     if func in masked.INDEXING and _is_open(recorder, masked.single_indices(args)):
-        return func(*seen.data_free(masked.at_zero(args))), None
+        return func(*arguments.data_free(masked.at_zero(args))), None
     if _ASKED_FOR_A_NUMBER in str(error):  # a tensor was passed where a number is needed
         _again_with_numbers(recorder, args, kwargs)
-    real = None if seen.unknown else known.run(func, args, kwargs, seen.tensors, None, [])
+    real = None if arguments.unknown else known_values.run(func, args, kwargs, arguments.tensors, None, [])
     if real is not None:
         return pytree.tree_map_only(Tensor, data_free_like, real), real
     masks = masked.masks_in(args) if func in masked.INDEXING else []
-    if masks and known.knows(masks):
+    if masks and known_values.knows(masks):
         return func(*masked.with_indices(args, lambda mask: _picked(recorder, mask))), None
-    if func in SELECTING and len(args) == 2 and known.knows([args[1]]):
+    if func in SELECTING and len(args) == 2 and known_values.knows([args[1]]):
         everything, mask = args[0] + torch.empty_like(args[1], dtype=args[0].dtype), args[1]
         if mask.shape != everything.shape:
             mask = recorder.record(Tensor.expand, mask, everything.shape)
@@ -62,20 +62,22 @@ def run_without_kernel(
     if repeated is not None:
         raise Again(args, repeated)
     _again_with_numbers(recorder, args, kwargs)
-    tried = None if seen.unknown else outputs_of_operator(func, seen.data_free(args), seen.data_free(kwargs))
-    if tried is not None:
-        return tried, None
-    selected = None if seen.unknown else recorder.trace_masks.selection(func, args, kwargs)
+    outputs = (
+        None if arguments.unknown else outputs_of_operator(func, arguments.data_free(args), arguments.data_free(kwargs))
+    )
+    if outputs is not None:
+        return outputs, None
+    selected = None if arguments.unknown else recorder.trace_masks.selection(func, args, kwargs)
     if selected is not None:
         return selected, None
     name = getattr(func, "__name__", repr(func))
     reason = (str(error).strip().splitlines() or [""])[0][:200]
-    deciding = seen.tensors
+    deciding = arguments.tensors
     if "torch.nonzero()" in reason or func in SELECTING:
         reason = "how many elements it picks depends on data"
         deciding = masks or deciding[-1:]
-    what = f"{name} could not be computed on data-free tensors ({reason})"
-    raise recorder.unknown(what, deciding=deciding) from error
+    description = f"{name} could not be computed on data-free tensors ({reason})"
+    raise recorder.unknown(description, deciding=deciding) from error
 
 
 def _again_with_numbers(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,8 +104,8 @@ def as_numbers(recorder: Recorder, value: Any) -> Any:
 
 def _is_open(recorder: Recorder, indices: list[Tensor]) -> bool:
     """Whether some indices are no constants: the graph then indexes by the tensor, whatever its value at run time."""
-    known = recorder.known
-    return any(id(index) in known.guarded or not known.knows([index]) for index in indices)
+    known_values = recorder.known
+    return any(id(index) in known_values.guarded or not known_values.knows([index]) for index in indices)
 
 
 def _picked(recorder: Recorder, mask: Tensor) -> int:

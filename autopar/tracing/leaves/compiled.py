@@ -59,21 +59,21 @@ def compiled_functions(recorder: Recorder) -> Iterator[None]:
         yield
         return
     stance_of = dynamo._callback_from_stance
-    held: set[FunctionType] = set()
+    replaced_functions: set[FunctionType] = set()
     with contextlib.ExitStack() as stack:
 
-        def told(callback: Any) -> Any:
+        def stance_with_functions(callback: Any) -> Any:
             frame = sys._getframe(1)
             if frame.f_code.co_name == "compile_wrapper" and recorder.is_recording():
                 function, compiler = frame.f_locals["fn"], frame.f_locals["self"]
                 is_users = isinstance(function, FunctionType) and places.is_users(function.__code__.co_filename)
-                if is_users and function not in held:
-                    held.add(function)
+                if is_users and function not in replaced_functions:
+                    replaced_functions.add(function)
                     stack.enter_context(replaced(function, _recorded(recorder, function, compiler)))
             return stance_of(callback)
 
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(attributes_set(dynamo, _callback_from_stance=told))
+        stack.enter_context(attributes_set(dynamo, _callback_from_stance=stance_with_functions))
         yield
 
 

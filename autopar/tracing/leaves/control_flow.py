@@ -78,17 +78,17 @@ class Body(Recorder):
 
     def module(self, lifted: Sequence[fx.Node]) -> fx.GraphModule:
         """The body as a module, with these lifted nodes as its last inputs."""
-        graph, made = fx.Graph(), {}
+        graph, copies = fx.Graph(), {}
         for node in self.inputs:
-            made[node] = graph.node_copy(node)
+            copies[node] = graph.node_copy(node)
         for around in lifted:
             placeholder = graph.placeholder(around.name)
             placeholder.meta = dict(around.meta)
             if around in self.lifted:
-                made[self.lifted[around]] = placeholder
+                copies[self.lifted[around]] = placeholder
         for node in self.graph.nodes:
             if node.op != "placeholder":
-                made[node] = graph.node_copy(node, made.__getitem__)
+                copies[node] = graph.node_copy(node, copies.__getitem__)
         return fx.GraphModule({}, graph)
 
 
@@ -138,8 +138,8 @@ def record_cond(recorder: Recorder, pred: Any, true_fn: Any, false_fn: Any, oper
     lifted = list(dict.fromkeys(n for body in bodies for n in body.lifted))
     names = [_attach(recorder, "cond", f, b.module(lifted)) for f, b in zip((true_fn, false_fn), bodies, strict=True)]
     tensors = [v for v in pytree.tree_leaves(list(operands)) if isinstance(v, Tensor)]
-    taken = Arguments(recorder, [pred, tensors]).graph_args
-    node = recorder.graph.call_function(functional.cond, (taken[0], *names, (*taken[1], *lifted)))
+    operand_nodes = Arguments(recorder, [pred, tensors]).graph_args
+    node = recorder.graph.call_function(functional.cond, (operand_nodes[0], *names, (*operand_nodes[1], *lifted)))
     with recorder.pausing():
         result = pytree.tree_map_only(Tensor, data_free_like, bodies[0].result)
         recorder.register(node, result)
@@ -162,14 +162,14 @@ def record_scan(recorder: Recorder, combine_fn: Any, init: Any, xs: Any, dim: in
     body.run(flat, [*carries, *slices])
     lifted = list(body.lifted)
     name = _attach(recorder, "scan", combine_fn, body.module(lifted))
-    taken = Arguments(recorder, [carries, inputs]).graph_args
+    operand_nodes = Arguments(recorder, [carries, inputs]).graph_args
     node = recorder.graph.call_function(
-        functional.scan, (name, *map(tuple, taken), tuple(lifted)), {"dim": dim, "reverse": reverse}
+        functional.scan, (name, *map(tuple, operand_nodes), tuple(lifted)), {"dim": dim, "reverse": reverse}
     )
     with recorder.pausing():
-        made = [data_free_like(v) for v in body.result]
-        outs = [v.expand(inputs[0].shape[dim], *v.shape).clone() for v in made[len(carries) :]]
-        result = (*made[: len(carries)], *outs)
+        slices_of_results = [data_free_like(v) for v in body.result]
+        outs = [v.expand(inputs[0].shape[dim], *v.shape).clone() for v in slices_of_results[len(carries) :]]
+        result = (*slices_of_results[: len(carries)], *outs)
         recorder.register(node, result)
     # carries and outputs have the structure that the body returned; a single one is not wrapped
     carry = pytree.tree_unflatten(list(result[: len(carries)]), carry_spec)

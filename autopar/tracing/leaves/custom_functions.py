@@ -62,12 +62,12 @@ def custom_functions(recorder: Recorder) -> Iterator[None]:
     called: dict[type, bool] = {}  # functions whose `forward` is looked up next: grad mode of the call
 
     def find(cls: Any, name: str) -> Any:
-        found = type.__getattribute__(cls, name)
+        attribute = type.__getattribute__(cls, name)
         if name == "_backward_cls" and recorder.is_recording():  # a call begins and creates its ctx
             called[cls] = torch.is_grad_enabled()
         elif name == "forward" and cls in called:
-            return partial(_record, recorder, cls, found, called.pop(cls))
-        return found
+            return partial(_record, recorder, cls, attribute, called.pop(cls))
+        return attribute
 
     with attributes_set(FunctionMeta, __getattribute__=find):
         yield
@@ -84,7 +84,7 @@ def _record(recorder: Recorder, cls: Any, forward: Callable[..., Any], with_grad
         reads = Reads()
         with torch.no_grad(), reads.of_modules():  # `apply` adds the history afterwards, also to a view of an argument
             result = reads.run(_run_data_free, (target, forward, *ctx, *args), {})
-            made = pytree.tree_map_only(torch.Tensor, lambda t: with_own_identity(t, tensors), result)
+            outputs = pytree.tree_map_only(torch.Tensor, lambda t: with_own_identity(t, tensors), result)
         returned = {id(tensor) for tensor in pytree.tree_leaves(result)}
         _check_reads(recorder, target, args, reads)
         written = (t for t, version in zip(tensors, versions, strict=True) if t._version != version)
@@ -94,7 +94,7 @@ def _record(recorder: Recorder, cls: Any, forward: Callable[..., Any], with_grad
                 "the function around it in autowrap_functions",
                 where=recorder.where(),
             )
-        return made
+        return outputs
 
     with torch.set_grad_enabled(with_grad):
         result = recorder.record_call(target, run, args[len(ctx) :], {})
@@ -106,9 +106,9 @@ def _check_reads(recorder: Recorder, target: CustomFunction, args: Sequence[Any]
     """Raise if a call would use the model's own tensors instead of the plan's: it is given a module or code, or reads
     tensors that it is not given."""
     leaves = pytree.tree_leaves(args)
-    given = {id(leaf) for leaf in leaves}
+    argument_ids = {id(leaf) for leaf in leaves}
     codes = (leaf for leaf in leaves if isinstance(leaf, (torch.nn.Module, *_CODE)))
-    others = (t for t in reads.tensors if id(t) not in given and recorder.attributes.original(t) is not t)
+    others = (t for t in reads.tensors if id(t) not in argument_ids and recorder.attributes.original(t) is not t)
     if (code := next(codes, None)) is not None:
         fault = f"is given a {type(code).__name__}"
     elif (other := next(others, None)) is not None:

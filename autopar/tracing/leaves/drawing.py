@@ -24,6 +24,6 @@ class Drawing(TorchDispatchMode):
 def _has_no_chance(func: Any, args: Any, kwargs: Any) -> bool:
     for place, argument in enumerate(func._schema.arguments):
         if argument.name in _CHANCES:
-            given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
-            return isinstance(given, (int, float)) and given == 0
+            chance = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
+            return isinstance(chance, (int, float)) and chance == 0
     return False

@@ -19,10 +19,10 @@ class Effects:
     """A snapshot of a call's arguments, for comparison with those after it."""
 
     def __init__(self, args: Any, kwargs: Any, parameters: Iterable[nn.Parameter] = ()) -> None:
-        self._parameters = [(one, one._version) for one in parameters]
-        held = list(_held((args, kwargs), _DEPTH))
-        self._versions = [(one, one._version) for one in held if isinstance(one, torch.Tensor)]
-        self._containers = [(one, content(one)) for one in held if not isinstance(one, torch.Tensor)]
+        self._parameters = [(value, value._version) for value in parameters]
+        mutable = list(_tensors_and_containers((args, kwargs), _DEPTH))
+        self._versions = [(value, value._version) for value in mutable if isinstance(value, torch.Tensor)]
+        self._containers = [(value, content(value)) for value in mutable if not isinstance(value, torch.Tensor)]
 
     def check(self, *, inside: bool = False) -> None:
         """Raise EffectError if the call has changed them; containers get their earlier contents back.
@@ -30,20 +30,20 @@ class Effects:
         `inside`: the call is part of another leaf's, so that arguments may change, but no parameter.
         """
         changed = False
-        for one, before in () if inside else self._containers:
-            if not same(content(one), before):
-                _put_back(one, before)
+        for container, before in () if inside else self._containers:
+            if not same_content(content(container), before):
+                _put_back(container, before)
                 changed = True
         if changed:
-            what = "puts something into a list, dict or object that it is given"
-            raise EffectError(f"{what} (let it return that, and train without caches)")
+            effect = "puts something into a list, dict or object that it is given"
+            raise EffectError(f"{effect} (let it return that, and train without caches)")
         if not inside and any(tensor._version != version for tensor, version in self._versions):
             raise EffectError("writes into a tensor that it is given")
         if any(parameter._version != version for parameter, version in self._parameters):
             raise EffectError("writes into a parameter (do that after optimizer.step(), under torch.no_grad())")
 
 
-def _held(value: Any, depth: int) -> Iterator[Any]:
+def _tensors_and_containers(value: Any, depth: int) -> Iterator[Any]:
     """Tensors and mutable objects in arguments."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -51,8 +51,8 @@ def _held(value: Any, depth: int) -> Iterator[Any]:
     if isinstance(value, (list, dict)) or _is_object(value):
         yield value
     inside = content(value) if depth else ()
-    for one in inside.values() if isinstance(inside, Mapping) else inside:
-        yield from _held(one, depth - 1)
+    for item in inside.values() if isinstance(inside, Mapping) else inside:
+        yield from _tensors_and_containers(item, depth - 1)
 
 
 def content(value: Any) -> Any:
@@ -71,7 +71,7 @@ def _is_object(value: Any) -> bool:
     return type(getattr(value, "__dict__", None)) is dict
 
 
-def same(now: Any, before: Any) -> bool:
+def same_content(now: Any, before: Any) -> bool:
     if isinstance(now, dict):
         return now.keys() == before.keys() and all(now[key] is before[key] for key in now)
     return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))

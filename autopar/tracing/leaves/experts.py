@@ -40,10 +40,9 @@ _NAMES = ("gate_up_proj", "gate_up_proj_bias", "up_proj", "up_proj_bias", "down_
 class Experts:
     """The call of a module of experts as a node's target: `experts(hidden, index, weights, *parameters)`.
 
-    hidden (tokens, width), index and weights (tokens, k), parameters by `names`, as the module has them. `held`: the
-    number of experts that the parameters are for, if not all; index then counts among these, and is `held`, with weight
-    0, for routes to other experts.
-    """
+    hidden (tokens, width), index and weights (tokens, k), parameters by `names`, as the module has them.
+    `local_experts`: the number of experts that the parameters are for, if not all; index then counts among these, and
+    is `local_experts`, with weight 0, for routes to other experts."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Tensor], names: tuple[str, ...]) -> None:
         self.__name__ = self.__qualname__ = "experts"
@@ -53,17 +52,17 @@ class Experts:
         self._held = (*own, "training", *module._modules, *module._buffers)
 
     def __call__(
-        self, hidden: Tensor, index: Tensor, weights: Tensor, *given: Tensor, held: int | None = None
+        self, hidden: Tensor, index: Tensor, weights: Tensor, *tensors: Tensor, local_experts: int | None = None
     ) -> Tensor:
-        parameters = dict(zip(self.names, given, strict=True))
+        parameters = dict(zip(self.names, tensors, strict=True))
         if hidden.device.type == "meta":
             return self._data_free(hidden, index, weights, parameters)
         twin = self._twin(parameters)
-        if held is not None:
+        if local_experts is not None:
             skips = self.forward.__module__.startswith("transformers.integrations.") and _version() >= _SKIPS
-            twin.num_experts, twin._is_expert_parallel = held, skips
+            twin.num_experts, twin._is_expert_parallel = local_experts, skips
             if not skips:  # a model's own loop may not accept such routes: send them to an expert, with weight 0
-                index = index.clamp(max=held - 1)
+                index = index.clamp(max=local_experts - 1)
         return self.forward(twin, hidden, index, weights)
 
     def _twin(self, parameters: Mapping[str, Tensor]) -> Any:
@@ -108,14 +107,14 @@ def _plain_class(module_class: type[nn.Module]) -> type:
     """A class with a module class's methods that is no nn.Module: torch.compile supports no copies of modules, and
     that of torch 2.11 does not support listing their attributes."""
 
-    def __init__(self: Any, module: nn.Module, held: Sequence[str], parameters: Mapping[str, Tensor]) -> None:
-        for name in held:
+    def __init__(self: Any, module: nn.Module, attributes: Sequence[str], parameters: Mapping[str, Tensor]) -> None:
+        for name in attributes:
             setattr(self, name, getattr(module, name))
         for name, value in parameters.items():
             setattr(self, name, value)
 
-    own = [each for each in reversed(module_class.__mro__) if each not in nn.Module.__mro__]
-    methods = {name: value for each in own for name, value in vars(each).items() if not name.startswith("__")}
+    own = [kind for kind in reversed(module_class.__mro__) if kind not in nn.Module.__mro__]
+    methods = {name: value for kind in own for name, value in vars(kind).items() if not name.startswith("__")}
     return type(module_class.__name__, (), {**methods, "__init__": __init__})
 
 

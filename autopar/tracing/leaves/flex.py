@@ -25,17 +25,18 @@ _MODULE = "torch.nn.attention.flex_attention"
 
 
 class FlexAttention:
-    """The target of a node: `call(q, k, v, *lifted)`; `held` are the functions and the mask without their tensors."""
+    """The target of a node: `call(q, k, v, *lifted)`; `emptied` are the functions and the mask without their
+    tensors."""
 
     __name__ = __qualname__ = "flex_attention"
 
-    def __init__(self, run: Callable[..., Any], held: Any, options: dict[str, Any]) -> None:
-        self.run, self.held, self.options = run, held, options
+    def __init__(self, run: Callable[..., Any], emptied: Any, options: dict[str, Any]) -> None:
+        self.run, self.emptied, self.options = run, emptied, options
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *lifted: Tensor) -> Any:
         if query.device.type == "meta":
             return self._without_data(query, key, value, lifted)
-        score_mod, block_mask = _filled(self.held, iter(lifted))
+        score_mod, block_mask = _filled(self.emptied, iter(lifted))
         run = _compiled() if query.device.type == "cuda" else self.run  # uncompiled, it would materialise all scores
         return run(query, key, value, score_mod=score_mod, block_mask=block_mask, **self.options)
 
@@ -71,17 +72,20 @@ def flex_attention_recorded(recorder: Recorder) -> Iterator[None]:
         value: Tensor,
         score_mod: Any = None,
         block_mask: Any = None,
-        *rest: Any,
-        **more: Any,
+        *positional: Any,
+        **keywords: Any,
     ) -> Any:
         if not recorder.is_recording():
-            return run(query, key, value, score_mod, block_mask, *rest, **more)
-        options = {**dict(zip(("scale", "enable_gqa", "return_lse", "kernel_options"), rest, strict=False)), **more}
+            return run(query, key, value, score_mod, block_mask, *positional, **keywords)
+        options = {
+            **dict(zip(("scale", "enable_gqa", "return_lse", "kernel_options"), positional, strict=False)),
+            **keywords,
+        }
         if options.get("return_lse") or options.get("return_aux") is not None:
             raise TraceError("flex_attention is traced without its log-sum-exp", where=recorder.where())
         lifted: list[Tensor] = []
-        held = _emptied((score_mod, block_mask), lifted, recorder)
-        target = FlexAttention(function, held, options)
+        emptied = _emptied((score_mod, block_mask), lifted, recorder)
+        target = FlexAttention(function, emptied, options)
         return recorder.record_call(target, target, (query, key, value, *lifted), {})
 
     with replaced(function, call):
@@ -145,10 +149,16 @@ def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
         return next(tensors)
     if isinstance(value, _Function):
         cells = tuple(types.CellType(_filled(cell, tensors)) for cell in value.cells)
-        given, defaults = value.function, _filled(value.defaults, tensors)
-        made = types.FunctionType(given.__code__, given.__globals__, given.__name__, defaults, cells or None)
-        made.__kwdefaults__ = given.__kwdefaults__
-        return made
+        original_function, defaults = value.function, _filled(value.defaults, tensors)
+        filled = types.FunctionType(
+            original_function.__code__,
+            original_function.__globals__,
+            original_function.__name__,
+            defaults,
+            cells or None,
+        )
+        filled.__kwdefaults__ = original_function.__kwdefaults__
+        return filled
     if isinstance(value, _Partial):
         function, args, keywords = _filled(value.parts, tensors)
         return functools.partial(function, *args, **keywords)
@@ -157,7 +167,7 @@ def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
     if type(value) is dict:
         return {k: _filled(v, tensors) for k, v in value.items()}
     if isinstance(value, _Mask):
-        made = copy.copy(value.mask)
-        vars(made).update({k: _filled(v, tensors) for k, v in value.attributes.items()})
-        return made
+        filled = copy.copy(value.mask)
+        vars(filled).update({k: _filled(v, tensors) for k, v in value.attributes.items()})
+        return filled
     return value

@@ -44,30 +44,29 @@ _ATTEMPT = str(Path(__file__).parents[1] / "attempt.py")
 class FunctionLeaf(LeafCall):
     """The call of such a function: `leaf(tensors, arguments, {})`, with flat arguments that `spec` puts together.
 
-    `names`: the tensors, by their names in the root. `held`: arguments that no graph can hold, by position. `reason`:
-    why the function could not be traced.
-    """
+    `names`: the tensors, by their names in the root. `constants`: arguments that no graph can hold, by position.
+    `reason`: why the function could not be traced."""
 
     noun = "function"
 
     def __init__(
         self, function: FunctionType, module: nn.Module, path: str, names: tuple[str, ...], spec: pytree.TreeSpec,
-        held: Mapping[int, Any], reason: str,
+        constants: Mapping[int, Any], reason: str,
     ) -> None:  # fmt: skip
         super().__init__(_Body(module, function), path, names)
         self.__name__ = self.__qualname__ = f"leaf_{function.__name__}"
-        self.function, self.spec, self.held, self.reason = function, spec, dict(held), reason
+        self.function, self.spec, self.constants, self.reason = function, spec, dict(constants), reason
 
     def __call__(self, tensors: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        leaves = [self.held.get(i, value) for i, value in enumerate(args)]
-        given, named = pytree.tree_unflatten(leaves, self.spec)
+        leaves = [self.constants.get(i, value) for i, value in enumerate(args)]
+        positional, named = pytree.tree_unflatten(leaves, self.spec)
         values = {f"root.{name}": tensor for name, tensor in zip(self.names, tensors, strict=True)}
-        return self._called(values, given, named)
+        return self._called(values, positional, named)
 
     @property
     def kind(self) -> Any:
-        held = tuple(type(value) for value in self.held.values())
-        return (self.function, self.path, self.module.training, self.names, held)
+        types = tuple(type(value) for value in self.constants.values())
+        return (self.function, self.path, self.module.training, self.names, types)
 
 
 class _Body(nn.Module):
@@ -91,7 +90,7 @@ def function_around(
     would not call the same one. They are recognised by their code: it was `tried`, but the function was never `called`
     as an op.
     """
-    gone = {function.__code__ for function in tried if function not in called}
+    codes_of_another_trace = {function.__code__ for function in tried if function not in called}
     running: list[FrameType] = []
     step: TracebackType | None = error.__traceback__
     while step is not None:
@@ -102,7 +101,7 @@ def function_around(
             running.append(step.tb_frame)
         step = step.tb_next
     for frame in reversed(running):
-        if frame.f_code in gone:
+        if frame.f_code in codes_of_another_trace:
             continue
         holders = _holders(frame)
         if len(holders) > 1:  # several functions with this code, as defined in a function that ran repeatedly
@@ -182,9 +181,9 @@ def _call(
         _check_own(recorder, path, names)
     except TraceError as error:
         raise NotOneOpError(reason, error.message, where=error.where) from error
-    held = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, _PASSING)}
-    flat = tuple(None if i in held else leaf for i, leaf in enumerate(leaves))
-    target = FunctionLeaf(function, root, path, tuple(names), spec, held, reason)
+    constants = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, _PASSING)}
+    flat = tuple(None if i in constants else leaf for i, leaf in enumerate(leaves))
+    target = FunctionLeaf(function, root, path, tuple(names), spec, constants, reason)
     result = recorder.record_call(target, lambda *_: outputs, (list(names.values()), flat, {}), {})
     next(n for n in reversed(recorder.graph.nodes) if n.target is target).meta[TRIAL_FLOPS] = flops
     return result
@@ -226,8 +225,8 @@ def _tried(
             raise
         except Exception as error:
             raise TraceError(f"{path} does not tell what it returns ({error})", where=recorder.where()) from error
-    results, given = pytree.tree_leaves(outputs), {id(tensor) for tensor in tensors}
-    others = [recorder.nodes.get(id(tensor)) for tensor in reads.tensors if id(tensor) not in given]
+    results, argument_ids = pytree.tree_leaves(outputs), {id(tensor) for tensor in tensors}
+    others = [recorder.nodes.get(id(tensor)) for tensor in reads.tensors if id(tensor) not in argument_ids]
     for fault, is_so in (
         ("returns no tensor", not any(isinstance(leaf, Tensor) for leaf in results)),
         ("returns what no graph can hold", not all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in results)),

@@ -28,8 +28,8 @@ class Guesses(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is Tensor.__bool__ and (wanted := asserted()) is not None:
-            return wanted
+        if func is Tensor.__bool__ and (assumed := asserted()) is not None:
+            return assumed
         if func in DATA_QUESTIONS and args and isinstance(args[0], Tensor):
             self._asked += 1
             if self._asked > _QUESTIONS:

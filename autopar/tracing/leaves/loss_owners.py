@@ -47,14 +47,14 @@ def values_in(owner: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def restored(owners: Collection[Any]) -> Iterator[None]:
     """At the end, restore the values that owners hold: a trace runs the loss, which may set some of them."""
-    kept = [(owner, values_in(owner)) for owner in owners if isinstance(owner, Enclosed)]
+    enclosed = [(owner, values_in(owner)) for owner in owners if isinstance(owner, Enclosed)]
     spaces = [vars(owner) for owner in owners if not isinstance(owner, Enclosed)]
     spaces += [owner._buffers for owner in owners if isinstance(owner, nn.Module)]
     saved = [(space, dict(space)) for space in spaces]
     try:
         yield
     finally:
-        for owner, values in kept:
+        for owner, values in enclosed:
             owner.put_back(values)
         for space, before in saved:
             space.clear()
@@ -68,27 +68,27 @@ def modules_of(loss_fn: Any) -> dict[str, nn.Module]:
 
 def owners_of(loss_fn: Any) -> dict[str, Any]:
     """The objects whose values a loss function may read, by path: modules, other objects, closures (`Enclosed`)."""
-    found: dict[str, Any] = {}
-    waiting, seen = [(LOSS, loss_fn)], set[int]()
+    owners: dict[str, Any] = {}
+    waiting, visited = [(LOSS, loss_fn)], set[int]()
     while waiting:
         path, value = waiting.pop()
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, nn.Module):
-            found.update({".".join(filter(None, [path, name])): module for name, module in value.named_modules()})
+            owners.update({".".join(filter(None, [path, name])): module for name, module in value.named_modules()})
         elif isinstance(value, functools.partial):
             waiting.append((path, value.func))
         elif isinstance(value, MethodType):
             waiting.append((path, value.__self__))
         elif isinstance(value, FunctionType):
             if value.__closure__:
-                found[path] = Enclosed(value)
+                owners[path] = Enclosed(value)
                 waiting += [
-                    (f"{path}.{name}", one)
-                    for name, one in found[path].items()
-                    if isinstance(one, (nn.Module, functools.partial, MethodType, FunctionType))
+                    (f"{path}.{name}", inner)
+                    for name, inner in owners[path].items()
+                    if isinstance(inner, (nn.Module, functools.partial, MethodType, FunctionType))
                 ]
         elif hasattr(value, "__dict__") and not isinstance(value, type):
-            found[path] = value
-    return found
+            owners[path] = value
+    return owners

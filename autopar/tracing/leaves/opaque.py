@@ -23,7 +23,7 @@ from autopar.graph import EXAMPLE
 from autopar.ops.flops import TotalFlops
 from autopar.python.one_process import ExchangeError
 from autopar.tracing.errors import DrawError
-from autopar.tracing.leaves.effects import EffectError, Effects, content, same
+from autopar.tracing.leaves.effects import EffectError, Effects, content, same_content
 from autopar.tracing.leaves.guesses import Guesses
 from autopar.tracing.leaves.written_around import shares
 from autopar.tracing.model_state.attributes import Attributes
@@ -112,7 +112,7 @@ def _agreed(
     Numbers that follow from an assumed output are not accepted: the sum of the losses that a criterion returns in a
     dict, for example, was 0 when a tensor stood for that dict.
     """
-    found: list[tuple[Any, int]] = []
+    results: list[tuple[Any, int]] = []
     data_free: list[Callable[[], Any]] = [partial(_by_parts, run, path, attributes, nodes)]
     data_free += [partial(_guess, run, True), partial(_guess, run, False)]
     for attempt in (*real, *data_free):
@@ -124,13 +124,13 @@ def _agreed(
         except Exception as error:  # opaque code may raise anything
             last = error
             continue
-        found.append((outputs, counter.get_total_flops()))
+        results.append((outputs, counter.get_total_flops()))
         if inside or not _numbers(outputs):
             break
-        if _numbers(outputs) != _numbers(found[0][0]):
+        if _numbers(outputs) != _numbers(results[0][0]):
             raise NumbersOfData
-    if found:
-        return found[0]
+    if results:
+        return results[0]
     if not guessing:
         raise last
     with TotalFlops() as counter:
@@ -196,8 +196,8 @@ def _run_for_real(
         effects.check(inside=inside)
         if shares(result, args, kwargs, list(twin.parameters()), list(twin.buffers())):
             sharing.add(module)
-        for mine, theirs, held in zip(module.modules(), twin.modules(), before, strict=False):
-            _set_alike(mine, vars(theirs), held)
+        for mine, theirs, noted in zip(module.modules(), twin.modules(), before, strict=False):
+            _set_alike(mine, vars(theirs), noted)
     return pytree.tree_map_only(Tensor, result_like, result)
 
 
@@ -206,12 +206,16 @@ def _noted(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     return {name: (value, content(value)) for name, value in vars(module).items()}
 
 
-def _set_alike(module: nn.Module, now: Mapping[str, Any], before: Mapping[str, tuple[Any, Any]]) -> None:
+def _set_alike(module: nn.Module, attributes: Mapping[str, Any], before: Mapping[str, tuple[Any, Any]]) -> None:
     """Set data-free versions of attributes that a run set on a copy; reading one, such as an auxiliary loss, is then an
     error that says that it is not in the graph."""
-    for name, value in now.items():
-        old, held = before.get(name, (None, ()))
-        if name not in _STATE and has_tensor(value) and not (value is old and same(content(value), held)):
+    for name, value in attributes.items():
+        old, content_before = before.get(name, (None, ()))
+        if (
+            name not in _STATE
+            and has_tensor(value)
+            and not (value is old and same_content(content(value), content_before))
+        ):
             vars(module)[name] = pytree.tree_map_only(Tensor, result_like, value)
 
 

@@ -75,10 +75,10 @@ def reachable(function: FunctionType, owner: Any, originals: Mapping[FunctionTyp
         used = set(_names(called.__code__))
         names |= used
         for name in used:
-            found = inspect.getattr_static(owner, name, called.__globals__.get(name))
-            found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
-            if isinstance(found, FunctionType) and not found.__module__.startswith("torch."):  # `to` is a tensor's
-                waiting.append(originals.get(found, found))
+            named = inspect.getattr_static(owner, name, called.__globals__.get(name))
+            named = named.fget if isinstance(named, property) else getattr(named, "__func__", named)
+            if isinstance(named, FunctionType) and not named.__module__.startswith("torch."):  # `to` is a tensor's
+                waiting.append(originals.get(named, named))
     if names & _ALL_OF_IT:
         yield from (*owner.parameters(), *owner.buffers())
         return

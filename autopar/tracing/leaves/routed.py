@@ -30,11 +30,15 @@ class RoutedModule:
         self.__name__ = self.__qualname__ = "routed"
         self.module = module
         self.names = tuple(name for name, _ in module.named_parameters())
-        dropouts = (one for one in module.modules() if isinstance(one, nn.modules.dropout._DropoutNd) and one.training)
-        self.draws = any(one.p > 0 for one in dropouts)
+        dropouts = (
+            dropout
+            for dropout in module.modules()
+            if isinstance(dropout, nn.modules.dropout._DropoutNd) and dropout.training
+        )
+        self.draws = any(dropout.p > 0 for dropout in dropouts)
 
-    def __call__(self, hidden: Tensor, routes: Tensor, weights: Tensor, *given: Tensor) -> Tensor:
-        parameters = dict(zip(self.names, given, strict=True))
+    def __call__(self, hidden: Tensor, routes: Tensor, weights: Tensor, *tensors: Tensor) -> Tensor:
+        parameters = dict(zip(self.names, tensors, strict=True))
         if hidden.device.type != "meta":
             return functional_call(self.module, parameters, (hidden, routes, weights))
         with _Mixed():  # the products have the same sizes for any routes

@@ -40,18 +40,18 @@ def _shown(
     module = traced.attribute(path)
     names, tensors = [], []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        found = attributes.get(id(tensor))
-        if found is None:
+        attribute = attributes.get(id(tensor))
+        if attribute is None:
             if path in traced.constants:  # a module outside the model's tree: its tensors are the trace's own
                 traced.constants[f"{path}.{name}"] = tensor
             with traced.graph.inserting_before(node):
-                found = attributes[id(tensor)] = traced.graph.create_node("get_attr", f"{path}.{name}")
-            found.meta.update({key: value for key, value in node.meta.items() if key != VAL})
-            found.meta[VAL] = _data_free(tensor, parameter_dtype)
-        elif node < found:  # first read below this leaf: move it up
-            node.prepend(found)
+                attribute = attributes[id(tensor)] = traced.graph.create_node("get_attr", f"{path}.{name}")
+            attribute.meta.update({key: value for key, value in node.meta.items() if key != VAL})
+            attribute.meta[VAL] = _data_free(tensor, parameter_dtype)
+        elif node < attribute:  # first read below this leaf: move it up
+            node.prepend(attribute)
         names.append(name)
-        tensors.append(found)
+        tensors.append(attribute)
     unshown: dict[str, Any] = {}
 
     def text_of(value: Any) -> Any:
@@ -61,7 +61,7 @@ def _shown(
         unshown[text] = value
         return text
 
-    args, kwargs = (fx.node.map_aggregate(given, text_of) for given in (node.args, dict(node.kwargs)))
+    args, kwargs = (fx.node.map_aggregate(arguments, text_of) for arguments in (node.args, dict(node.kwargs)))
     with traced.graph.inserting_before(node):
         call = traced.graph.call_function(LeafCall(module, path, names, unshown), (tensors, args, kwargs))
     call.meta.update(node.meta)

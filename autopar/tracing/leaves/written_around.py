@@ -29,11 +29,11 @@ def check_writes(graph: fx.Graph, model: nn.Module, sharing: Collection[nn.Modul
     for call in calls:
         leaf, path = modules[str(call.target)], str(call.target)
         own = {name: storage_of(buffer) for name, buffer in leaf.named_buffers()}
-        beside = set(_storages(call)) if leaf in sharing else set()
+        shared = set(_storages(call)) if leaf in sharing else set()
         for writer, node in writers:
             written = storage_of(node.meta[VAL])
             name = next((n for n, s in own.items() if written == s or node.target == f"{path}.{n}"), "")
-            if name or (call < writer and written in beside):
+            if name or (call < writer and written in shared):
                 kind = f"{type(leaf).__name__}, which is one op,"
                 fault = f"'{path}.{name}' of {kind} is" if name else f"{kind} hands on memory that is"
                 error = TraceError(
@@ -49,8 +49,8 @@ def _storages(call: fx.Node) -> Iterator[int | None]:
         yield from map(storage_of, output_tensors(node))
 
 
-def shares(result: object, *given: object) -> bool:
-    """Whether two tensors of a result share memory, or one of them with tensors in `given`."""
-    made = [storage_of(t) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-    others = {storage_of(t) for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
-    return len(set(made)) < len(made) or not others.isdisjoint(made)
+def shares(result: object, *arguments: object) -> bool:
+    """Whether two tensors of a result share memory, or one of them with tensors in `arguments`."""
+    storages = [storage_of(t) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    others = {storage_of(t) for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)}
+    return len(set(storages)) < len(storages) or not others.isdisjoint(storages)

@@ -52,9 +52,9 @@ class Attributes:
 
     def find(self, tensor: torch.Tensor) -> Attribute | None:
         """The attribute of this tensor; None for a tensor that was created, unseen, during the trace."""
-        found = self._by_id.get(id(tensor))
-        if found is not None:
-            return found
+        attribute = self._by_id.get(id(tensor))
+        if attribute is not None:
+            return attribute
         if not _is_new(tensor):
             return self._constant(tensor, is_kept=True)
         if not is_array(tensor):
@@ -64,8 +64,13 @@ class Attributes:
 
     def is_written(self, value: Any) -> bool:
         """Whether a value is an unregistered tensor from before the trace that forward has written into."""
-        found = self._by_id.get(id(value))
-        return found is not None and found.is_kept and found.original is value and found.data_free._version > 0
+        attribute = self._by_id.get(id(value))
+        return (
+            attribute is not None
+            and attribute.is_kept
+            and attribute.original is value
+            and attribute.data_free._version > 0
+        )
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """The stand-in of a real tensor that was created during the trace from numbers."""
@@ -79,11 +84,11 @@ class Attributes:
         name = f"_constant_{len(self.constants)}"
         self.constants[name] = content
         is_part = hasattr(tensor, "full_tensor")  # a DTensor, as calls of the plan set: reading it would communicate
-        known = content if tensor.device.type != "meta" and not tensor.requires_grad and not is_part else None
-        found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), content, known, is_kept)
-        self._by_id[id(found.data_free)] = found
+        contents = content if tensor.device.type != "meta" and not tensor.requires_grad and not is_part else None
+        attribute = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), content, contents, is_kept)
+        self._by_id[id(attribute.data_free)] = attribute
         self._alive.append(tensor)
-        return found
+        return attribute
 
     def is_unseen(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is not the model's, and was created during the trace."""
@@ -91,14 +96,14 @@ class Attributes:
 
     def data_free(self, tensor: torch.Tensor) -> torch.Tensor:
         """The stand-in of a constant."""
-        found = self.find(tensor)
-        assert found is not None
-        return found.data_free
+        attribute = self.find(tensor)
+        assert attribute is not None
+        return attribute.data_free
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor:
         """The model's own tensor behind a stand-in."""
-        found = self._by_id.get(id(tensor))
-        return tensor if found is None else found.original
+        attribute = self._by_id.get(id(tensor))
+        return tensor if attribute is None else attribute.original
 
     def real_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy with data of the tensor behind a stand-in; with random values if the model has none."""
@@ -121,7 +126,7 @@ class Attributes:
         """
         saved: list[tuple[Any, dict[str, Any]]] = []
         _check_scripted(self.model)
-        held = Held(self.model)
+        holders = Held(self.model)
         stand_ins: dict[int, torch.Tensor] = {}
         for path, module in list(self.model.named_modules()):
             own = vars(module)
@@ -138,10 +143,10 @@ class Attributes:
                         dtype = self.parameter_dtype if cast else None
                         stand_in = stand_ins[id(tensor)] = _data_free(tensor, dtype)
                         full = f"{path}.{name}" if path else name
-                        known = _number(tensor) if kind == "_buffers" else None
-                        self._by_id[id(stand_in)] = Attribute(full, stand_in, tensor, known)
+                        contents = _number(tensor) if kind == "_buffers" else None
+                        self._by_id[id(stand_in)] = Attribute(full, stand_in, tensor, contents)
                     tensors[name] = stand_ins[id(tensor)]
-        held.update()
+        holders.update()
         all_are_old()  # see _is_new
         try:
             with collection_paused():
@@ -150,7 +155,7 @@ class Attributes:
             for tensors, before in saved:
                 tensors.clear()
                 tensors.update(before)
-            held.update()
+            holders.update()
 
 
 def _check_scripted(model: nn.Module) -> None:
@@ -182,4 +187,4 @@ def _data_free(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 def _is_new(tensor: torch.Tensor) -> bool:
     """Whether a tensor was created since the trace began: collection is off, so only these are in generation 0."""
-    return any(found is tensor for found in gc.get_objects(generation=0))
+    return any(tracked is tensor for tracked in gc.get_objects(generation=0))

@@ -35,17 +35,17 @@ def forget(remaining: WeakTensorRefs, model: nn.Module) -> None:
     First the likely places are searched. If any tensors are left, `gc.get_referrers` is used, which has to visit every
     object of the process.
     """
-    there = _by_identity(remaining)
-    if 0 < len(there) <= _MANY:
-        take_out(there.keys(), {place.rpartition(":")[0] for place in there.values()}, model)
-    found: list[Any] = [tensor for one, _ in remaining if (tensor := one()) is not None]
+    places_by_id = _by_identity(remaining)
+    if 0 < len(places_by_id) <= _MANY:
+        take_out(places_by_id.keys(), {place.rpartition(":")[0] for place in places_by_id.values()}, model)
+    referenced: list[Any] = [tensor for reference, _ in remaining if (tensor := reference()) is not None]
     remaining.clear()
     for _ in range(DEPTH):
-        if not found or len(found) > _MANY:
+        if not referenced or len(referenced) > _MANY:
             return
-        mine, around, dicts = {id(one) for one in found}, list[Any](), list[dict[Any, Any]]()
-        for holder in gc.get_referrers(*found):
-            if holder is found or isinstance(holder, FrameType):
+        mine, around, dicts = {id(reference) for reference in referenced}, list[Any](), list[dict[Any, Any]]()
+        for holder in gc.get_referrers(*referenced):
+            if holder is referenced or isinstance(holder, FrameType):
                 continue
             if isinstance(holder, _lru_cache_wrapper):
                 holder.cache_clear()
@@ -55,15 +55,15 @@ def forget(remaining: WeakTensorRefs, model: nn.Module) -> None:
                 holder[:] = [value for value in holder if id(value) not in mine]
             elif isinstance(holder, tuple) or type(holder).__name__ == LINK:
                 around.append(holder)
-        for kept in _no_namespaces(dicts):
-            for key in [key for key, value in kept.items() if id(value) in mine]:
-                del kept[key]
-        found = around
+        for holding in _no_namespaces(dicts):
+            for key in [key for key, value in holding.items() if id(value) in mine]:
+                del holding[key]
+        referenced = around
 
 
 def _by_identity(remaining: WeakTensorRefs) -> dict[int, str]:
     """By id: the places that made the tensors which still exist. Nothing here keeps a reference to them."""
-    return {id(tensor): place for one, place in remaining if (tensor := one()) is not None}
+    return {id(tensor): place for reference, place in remaining if (tensor := reference()) is not None}
 
 
 @contextlib.contextmanager
@@ -110,8 +110,8 @@ def _namespaces(model: nn.Module) -> Iterable[Any]:
     kinds = {kind for own in set(map(type, modules)) for kind in own.__mro__ if _is_users(kind)}
     files = (sys.modules.get(kind.__module__) for kind in kinds)
     values = (value for module in modules for value in vars(module).values() if type(value) not in NO_OBJECTS)
-    held = (value for value in values if _is_plain(value))
-    return {id(one): one for one in (*kinds, *files, *held) if one is not None}.values()
+    objects = (value for value in values if _is_plain(value))
+    return {id(namespace): namespace for namespace in (*kinds, *files, *objects) if namespace is not None}.values()
 
 
 def _is_plain(value: Any) -> bool:
@@ -141,4 +141,4 @@ def _no_namespaces(dicts: list[dict[Any, Any]]) -> list[dict[Any, Any]]:
     if not dicts:
         return []
     attributes = {id(getattr(owner, "__dict__", None)) for owner in gc.get_referrers(*dicts)}
-    return [one for one in dicts if id(one) not in attributes]
+    return [holder for holder in dicts if id(holder) not in attributes]

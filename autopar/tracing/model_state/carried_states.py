@@ -12,30 +12,36 @@ from torch.utils import _pytree as pytree
 from autopar.calls.states import State
 from autopar.graph import STATE
 from autopar.tracing.calls.inputs import Inputs
+from autopar.tracing.model_state.changed_state import FoundStates
 from autopar.tracing.model_state.left_values import Look
 from autopar.tracing.traced import Traced
 
 Run = Callable[[Inputs], Traced]
 
 
-def with_states(root: nn.Module, inputs: Inputs, run: Run, once: Run, known: Mapping[State, bool | None]) -> Traced:
+def with_states(
+    root: nn.Module, inputs: Inputs, run: Run, once: Run, set_again_before: Mapping[State, bool | None]
+) -> Traced:
     """The trace in which every state is an input. Whenever states turn up that are not, the model is traced again.
 
-    `run` traces; `once` traces without making leaves of what cannot be traced. `known`: `Traced.set_again` of an
-    earlier call.
+    `run` traces; `once` traces without making leaves of what cannot be traced. `set_again_before`:
+    `FoundStates.set_again` of an earlier call.
     """
-    set_again = {**known}
+    set_again = {**set_again_before}
     while True:
         traced = run(inputs)
-        new = {state: pytree.tree_map_only(torch.Tensor, _whole, state.read(root)) for state in traced.new_states}
-        if not new and not traced.may_be_states.keys() <= set_again.keys():
-            set_again |= _set_again(inputs, traced, once)
-        may = {} if new else {state: (goes_on, set_again[state]) for state, goes_on in traced.may_be_states.items()}
-        new |= {state: state.read(root) for state, found in may.items() if found == (True, True)}
+        found = traced.found_states
+        new = {state: pytree.tree_map_only(torch.Tensor, _whole, state.read(root)) for state in found.new}
+        if not new and not found.maybe.keys() <= set_again.keys():
+            set_again |= _set_again(inputs, found, once)
+        maybe = {} if new else {state: (goes_on, set_again[state]) for state, goes_on in found.maybe.items()}
+        new |= {state: state.read(root) for state, flags in maybe.items() if flags == (True, True)}
         if not new:
-            told = tuple(state.argument.partition(".")[2] for state, (_, again) in may.items() if again is not False)
+            lost = tuple(state.argument.partition(".")[2] for state, (_, again) in maybe.items() if again is not False)
             return replace(
-                traced, attributes_set=traced.attributes_set + told, set_again=set_again, made_of_constants={}
+                traced,
+                found_states=replace(found, set_again=set_again, from_constants={}),
+                lost=replace(traced.lost, attributes=traced.lost.attributes + lost),
             )
         inputs = inputs.with_states(new)
 
@@ -44,23 +50,22 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """An example of a state's value; for a DTensor, which calls of the plan set, data-free of its global shape."""
     if not hasattr(tensor, "full_tensor"):
         return tensor
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return made.requires_grad_(tensor.requires_grad)
+    example = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return example.requires_grad_(tensor.requires_grad)
 
 
-def _set_again(inputs: Inputs, traced: Traced, once: Run) -> dict[State, bool | None]:
+def _set_again(inputs: Inputs, found: FoundStates, once: Run) -> dict[State, bool | None]:
     """For attributes that may be states: whether a second call, which finds what the first has left, sets them again.
 
     An attribute that is set from constants is either a table, which is set once, or a count; the second call tells. All
     are None if the second call cannot be traced.
     """
-    left = traced.made_of_constants.items()
-    found = {state: pytree.tree_map_only(Look, Look.made, value) for state, value in left}
+    values = {state: pytree.tree_map_only(Look, Look.example, value) for state, value in found.from_constants.items()}
     try:
-        again = once(inputs.with_states(found))
+        again = once(inputs.with_states(values))
     except Exception:  # the caller reports these attributes
-        return dict.fromkeys(traced.may_be_states)
-    return {state: (state.path, state.name) in again.set_attributes for state in traced.may_be_states}
+        return dict.fromkeys(found.maybe)
+    return {state: (state.path, state.name) in again.set_by_calls.names for state in found.maybe}
 
 
 def mark_states(graph: fx.Graph, outputs: Mapping[int, tuple[str, str]]) -> None:

@@ -5,24 +5,24 @@ is an input of calls as well. Numbers that carry over from call to call, and ten
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.calls.states import ABSENT, State, placeholder_name
+from autopar.calls.states import ABSENT, State
 from autopar.gradient_starts import start_of_gradients
 from autopar.graph import PLACE
 from autopar.tracing import places
-from autopar.tracing.calls.inputs import leaf_names
 from autopar.tracing.contents.unknown import has_unknown
 from autopar.tracing.errors import TraceError, nor_one_op
 from autopar.tracing.leaves.loss_owners import values_in
 from autopar.tracing.leaves.which import LeafPolicy
+from autopar.tracing.model_state.changed_state import ChangedAttributes, Kept
 from autopar.tracing.model_state.left_values import PLAIN, Look, holds_data, parts_of, tensors_in, writes_into
 from autopar.tracing.model_state.near_caches import tensors_kept
 from autopar.tracing.model_state.own_containers import OF_TORCH
@@ -44,40 +44,13 @@ class _Before:
     own: dict[str, Any]
     buffers: dict[str, torch.Tensor | None]
 
+    @cached_property
+    def is_installed(self) -> bool:
+        return _is_installed(type(self.module))
 
-class Kept(NamedTuple):
-    """An attribute of the module at `path`, and what forward has left in it."""
-
-    path: str
-    name: str
-    value: Any
-
-
-class ChangedAttributes(NamedTuple):
-    """The attributes that forward has changed.
-
-    `set`: those that calls set. `states`: further states, which have to become inputs. `may`: attributes made from
-    constants, which are tables if a second call does not set them again; if it does, states (True) or lost (False).
-    `made`: all that are made from constants, with a `Look` for each tensor. `lost`: names of those that calls cannot
-    set.
-    """
-
-    set: list[Kept]
-    states: list[State]
-    may: dict[State, bool]
-    made: dict[State, Any]
-    lost: tuple[str, ...]
-
-    def outputs(self, place: int) -> dict[int, tuple[str, str]]:
-        """The flat outputs from `place` on that are tensors of attributes, each with the names that attribute and
-        tensor have as inputs if it is a state."""
-        found = dict[int, tuple[str, str]]()
-        for path, name, value in self.set:
-            argument = State(path, name).argument
-            leaves, names = pytree.tree_leaves(value), iter(leaf_names(placeholder_name(argument), value))
-            found |= {place + i: (argument, next(names)) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
-            place += len(leaves)
-        return found
+    def path_of(self, name: str) -> str:
+        """The path of an attribute of the module."""
+        return f"{self.path}.{name}" if self.path else name
 
 
 class LeftBehind:
@@ -93,11 +66,11 @@ class LeftBehind:
         self._values = {state: state.read(model) for state in states}
         self._given = {state: (parts_of(value), writes_into(value)) for state, value in self._values.items()}
         owners = dict(of_loss or {})
-        self._of_loss = {path: one for path, one in owners.items() if isinstance(one, nn.Module)}
-        self._beside = [(path, one, values_in(one)) for path, one in owners.items() if path not in self._of_loss]
+        self._of_loss = {path: owner for path, owner in owners.items() if isinstance(owner, nn.Module)}
+        self._beside = [(path, owner, values_in(owner)) for path, owner in owners.items() if path not in self._of_loss]
         modules = (*model.named_modules(), *self._of_loss.items())
         self._before = [_Before(p, m, dict(vars(m)), dict(m._buffers)) for p, m in modules]
-        buffers = (tensor for one in self._before for tensor in one.buffers.values() if tensor is not None)
+        buffers = (tensor for owner in self._before for tensor in owner.buffers.values() if tensor is not None)
         self._versions = {id(tensor): tensor._version for tensor in buffers}
 
     def write_buffers(self, policy: LeafPolicy, recorder: Recorder, returned: Any) -> None:
@@ -110,52 +83,52 @@ class LeftBehind:
         that leaf.
         """
         bound = [
-            (one, name, old, new)
-            for one in self._before
-            for name, old in one.buffers.items()
-            if one.path not in self._of_loss
-            and (new := one.module._buffers.get(name)) is not None
+            (entry, name, old, new)
+            for entry in self._before
+            for name, old in entry.buffers.items()
+            if entry.path not in self._of_loss
+            and (new := entry.module._buffers.get(name)) is not None
             and old is not None
             and new is not old
             and (new.shape, new.dtype) == (old.shape, old.dtype)
-            and State(one.path, name) not in self._given
+            and State(entry.path, name) not in self._given
         ]
-        given = {
+        needed = {
             id(t) for t in (*(new for *_, new in bound), *pytree.tree_leaves(returned)) if isinstance(t, torch.Tensor)
         }
-        places = [self._set_apart(old, recorder, given) for *_, old, _ in bound]
-        for (one, name, old, new), place in zip(bound, places, strict=True):
+        places = [self._set_apart(old, recorder, needed) for *_, old, _ in bound]
+        for (entry, name, old, new), place in zip(bound, places, strict=True):
             try:
                 with torch.no_grad():
                     place.copy_(new)
             except TraceError as error:
-                if not self._is_in_leaf(one.module, policy):  # a leaf writes its buffers itself, at each call
-                    raise TraceError(_untold(error, one, name, policy), where=error.where) from error
-            one.module._buffers[name] = old
+                if not self._is_in_leaf(entry.module, policy):  # a leaf writes its buffers itself, at each call
+                    raise TraceError(_untold(error, entry, name, policy), where=error.where) from error
+            entry.module._buffers[name] = old
 
-    def _set_apart(self, old: torch.Tensor, recorder: Recorder, given: set[int]) -> torch.Tensor:
+    def _set_apart(self, old: torch.Tensor, recorder: Recorder, needed: set[int]) -> torch.Tensor:
         """The tensor to write a buffer's new values into.
 
-        If the old tensor was read or is `given` elsewhere, this is a new tensor, and the old one becomes a copy of it,
+        If the old tensor was read or is `needed` elsewhere, this is a new tensor, and the old one becomes a copy of it,
         made first. Otherwise, and where forward also writes into the old tensor, it is that one.
         """
-        known = recorder.nodes.get(id(old))
-        is_read = id(old) in given or (known is not None and bool(known.users))
+        known_node = recorder.nodes.get(id(old))
+        is_read = id(old) in needed or (known_node is not None and bool(known_node.users))
         if not is_read or old._version != self._versions.get(id(old)):
             return old
-        node = known or recorder.node_of(old)
+        node = known_node or recorder.node_of(old)
         readers, place = list(node.users), torch.empty_like(old)
         recorder.register(node, place)
         with torch.no_grad():
-            made = recorder.nodes[id(recorder.record(torch.Tensor.clone, place))]
-        node.append(made)
+            copy_node = recorder.nodes[id(recorder.record(torch.Tensor.clone, place))]
+        node.append(copy_node)
         for reader in readers:
-            reader.replace_input_with(node, made)
-        recorder.register(made, old)
+            reader.replace_input_with(node, copy_node)
+        recorder.register(copy_node, old)
         return place
 
     def _is_in_leaf(self, module: nn.Module, policy: LeafPolicy) -> bool:
-        leaves = (one.module for one in self._before if policy.is_leaf(one.module, one.path))
+        leaves = (entry.module for entry in self._before if policy.is_leaf(entry.module, entry.path))
         return any(module is inner for leaf in leaves for inner in leaf.modules())
 
     def attributes(self, recorder: Recorder, reads: PlainReads, leaves: Iterable[nn.Module] = ()) -> ChangedAttributes:
@@ -164,104 +137,125 @@ class LeftBehind:
         Set: values with tensors computed from this call's inputs or parameters, as a loss that the loop reads, or an
         attention map. If forward has read the old value before, the next call continues from it: a state. So is a
         tensor that replaces one of the same shape and dtype. A tensor made from constants that replaces none, or one of
-        another shape or dtype, may be a mask or table that is kept, or a count (`ChangedAttributes.may`). Changed
-        numbers are lost, unless a second call leaves them as they are (the length of a table).
+        another shape or dtype, may be a mask or table that is kept, or a count (`ChangedAttributes.maybe_states`).
+        Changed numbers are lost, unless a second call leaves them as they are (the length of a table).
 
         Attributes of `leaves`, whose own code runs at each call, are lost if the traced code sets them. For modules of
         installed packages, attributes become states only if they hold data of the call: the others follow from the
         call's shapes (a window that fits the image). Values made only from constants and buffers that are not read
         before, as a mask or a table, are not set either: they are the same in each call.
         """
-        found = ChangedAttributes(self._of_states(), [], {}, {}, ())
-        lost = list[str]()
+        changes = ChangedAttributes(self._of_states(), [], {}, {}, [])
         as_they_are = {id(module) for leaf in leaves for module in leaf.modules()}
-        for one in self._before:
-            is_leaf, is_installed = id(one.module) in as_they_are, _is_installed(type(one.module))
-            before, now = {**one.own, **one.buffers}, {**vars(one.module), **one.module._buffers}
-            for name in {**before, **now}:
-                if name in OF_TORCH:
-                    continue
-                old, new = before.get(name), now.get(name)
-                state = State(one.path, name, self._of_loss.get(one.path))
-                if state in self._given:
-                    continue
-                if any(parameter.startswith(f"{name}_") for parameter in one.module._parameters):
-                    continue  # e.g. `weight`, which a hook computes from `weight_orig` or `weight_g`
-                of_data, was_tensor = holds_data(new, recorder), bool(tensors_in(old))
-                if is_leaf:  # what the leaf's own code sets is not seen by this trace
-                    lost += [f"{one.path}.{name}" if one.path else name] if of_data and new is not old else []
-                    continue
-                is_set = new is not old and (name in vars(one.module) or self._is_bound(one, name, old, new))
-                is_read = is_set and reads.began_with(one.path, name, old)
-                if (is_read and has_unknown(new)) or has_picked_rows(new):  # a number carried over, or picked rows
-                    lost.append(f"{one.path}.{name}" if one.path else name)
-                    continue
-                if is_set and not of_data and isinstance(new, _MADE):
-                    found.made[state] = pytree.tree_map_only(torch.Tensor, partial(Look.of, recorder=recorder), new)
-                goes_on = is_read and (of_data or (was_tensor and not _is_unlike(old, new)))
-                if goes_on or recorder.attributes.is_written(old):
-                    found.states.extend([state] if of_data or not is_installed else [])
-                elif is_installed:
-                    continue
-                elif is_set and of_data and name in vars(one.module):
-                    found.set.append(Kept(one.path, name, new))
-                elif is_read and tensors_in(new):
-                    found.may[state] = True
-                elif _is_other(new, old) and state in found.made:
-                    found.may[state] = False
-                elif _is_other(new, old) or (of_data and not isinstance(old, torch.Tensor)):
-                    lost.append((f"{one.path}.{name}" if one.path else name) + (_IN_PLACE if new is old else ""))
+        for entry, name, old, new in self._compared():
+            if id(entry.module) not in as_they_are:
+                self._sort(changes, entry, name, old, new, recorder, reads)
+            elif new is not old and holds_data(new, recorder):  # set by traced code: a leaf's own code is not traced
+                changes.lost.append(entry.path_of(name))
         for path, owner, values in self._beside:
-            now = values_in(owner)
-            lost += [f"{path}.{n}" for n in now if now[n] is not values.get(n) and holds_data(now[n], recorder)]
-        return found._replace(set=sorted(found.set, key=lambda one: one[:2]), lost=tuple(lost))
+            after = values_in(owner)
+            changes.lost.extend(
+                f"{path}.{n}" for n in after if after[n] is not values.get(n) and holds_data(after[n], recorder)
+            )
+        changes.set.sort(key=lambda attribute: attribute[:2])
+        return changes
 
-    def _is_bound(self, one: _Before, name: str, old: Any, new: Any) -> bool:
+    def _compared(self) -> Iterator[tuple[_Before, str, Any, Any]]:
+        """The attributes of modules, with their values before and after the call (None: without it).
+
+        Left out are torch's own, states that are inputs of the call, and what a hook computes from parameters
+        (`weight`, from `weight_orig` or `weight_g`).
+        """
+        for entry in self._before:
+            before, after = {**entry.own, **entry.buffers}, {**vars(entry.module), **entry.module._buffers}
+            for name in {**before, **after}:
+                if name in OF_TORCH or State(entry.path, name, self._of_loss.get(entry.path)) in self._given:
+                    continue
+                if not any(parameter.startswith(f"{name}_") for parameter in entry.module._parameters):
+                    yield entry, name, before.get(name), after.get(name)
+
+    def _sort(
+        self,
+        changes: ChangedAttributes,
+        entry: _Before,
+        name: str,
+        old: Any,
+        new: Any,
+        recorder: Recorder,
+        reads: PlainReads,
+    ) -> None:
+        """Add one attribute to where it belongs in `changes`, as `attributes` says; nowhere if it has not changed."""
+        state = State(entry.path, name, self._of_loss.get(entry.path))
+        of_data, was_tensor = holds_data(new, recorder), bool(tensors_in(old))
+        is_set = new is not old and (name in vars(entry.module) or self._is_bound(entry, name, old, new))
+        is_read = is_set and reads.began_with(entry.path, name, old)
+        if (is_read and has_unknown(new)) or has_picked_rows(new):  # a number carried over, or picked rows
+            changes.lost.append(entry.path_of(name))
+            return
+        if is_set and not of_data and isinstance(new, _MADE):
+            look = partial(Look.of, recorder=recorder)
+            changes.from_constants[state] = pytree.tree_map_only(torch.Tensor, look, new)
+        goes_on = is_read and (of_data or (was_tensor and not _is_unlike(old, new)))
+        if goes_on or recorder.attributes.is_written(old):
+            changes.states.extend([state] if of_data or not entry.is_installed else [])
+        elif entry.is_installed:
+            return
+        elif is_set and of_data and name in vars(entry.module):
+            changes.set.append(Kept(entry.path, name, new))
+        elif is_read and tensors_in(new):
+            changes.maybe_states[state] = True
+        elif _is_other(new, old) and state in changes.from_constants:
+            changes.maybe_states[state] = False
+        elif _is_other(new, old) or (of_data and not isinstance(old, torch.Tensor)):
+            changes.lost.append(entry.path_of(name) + (_IN_PLACE if new is old else ""))
+
+    def _is_bound(self, entry: _Before, name: str, old: Any, new: Any) -> bool:
         """Whether `write_buffers` leaves out a rebound buffer: it was None, had another shape, or is the loss's."""
-        if name not in one.buffers or not isinstance(new, torch.Tensor):
+        if name not in entry.buffers or not isinstance(new, torch.Tensor):
             return False
-        return old is None or one.path in self._of_loss or (new.shape, new.dtype) != (old.shape, old.dtype)
+        return old is None or entry.path in self._of_loss or (new.shape, new.dtype) != (old.shape, old.dtype)
 
     def unread(self, reads: PlainReads) -> set[str]:
         """The states, by their arguments, that forward has not read, or only after it set them."""
-        found = set()
+        arguments = set()
         for state, value in self._values.items():
             at = state.path, state.name
             is_absent = isinstance(value, str) and value == ABSENT
             if not (reads.has_read(*at) if is_absent else reads.began_with(*at, value)):
-                found.add(state.argument)
-        return found
+                arguments.add(state.argument)
+        return arguments
 
     def _of_states(self) -> list[Kept]:
         """The input states that forward has set or written into."""
-        found = []
+        changed = []
         for state, before in self._given.items():
-            now = state.read(self._model)
-            if (parts_of(now), writes_into(now)) != before:
-                found.append(Kept(state.path, state.name, now))
-        return found
+            value = state.read(self._model)
+            if (parts_of(value), writes_into(value)) != before:
+                changed.append(Kept(state.path, state.name, value))
+        return changed
 
-    def beside(self, recorder: Recorder, model: nn.Module, given: Iterable[Any]) -> tuple[str, ...]:
+    def stored_elsewhere(self, recorder: Recorder, model: nn.Module, containers: Iterable[Any]) -> tuple[str, ...]:
         """The places where forward made tensors of this call's data that it left outside the modules' own attributes.
 
-        These are in objects, classes, globals, and in lists and dicts among the arguments (`given`). Calls of a graph
-        leave none there.
-        """
-        own = [vars(one.module) for one in self._before]
-        told = {id(t) for values in own for name in values.keys() - OF_TORCH for t in tensors_in(values[name])}
-        told |= {id(buffer) for one in self._before for buffer in one.module._buffers.values()}  # written in place
+        These are in objects, classes, globals, and in lists and dicts among the arguments (`containers`). Calls of a
+        graph leave none there."""
+        own = [vars(entry.module) for entry in self._before]
+        reported = {id(t) for values in own for name in values.keys() - OF_TORCH for t in tensors_in(values[name])}
+        reported |= {
+            id(buffer) for entry in self._before for buffer in entry.module._buffers.values()
+        }  # written in place
         files = {str(node.meta.get(PLACE, "")).rpartition(":")[0] for node in recorder.graph.nodes}
-        found = dict[str, None]()
-        for tensor in tensors_kept(files, model, given):
+        places_found = dict[str, None]()
+        for tensor in tensors_kept(files, model, containers):
             node = recorder.nodes.get(id(tensor))
             if node is None or node.op in _GIVEN or node.target is start_of_gradients:
                 continue
-            if id(tensor) in told or not holds_data(tensor, recorder):
+            if id(tensor) in reported or not holds_data(tensor, recorder):
                 continue
             place = str(node.meta.get(PLACE, ""))
             if place and not places.is_installed(place.rpartition(":")[0]):
-                found[place] = None
-        return tuple(found)
+                places_found[place] = None
+        return tuple(places_found)
 
 
 def _is_unlike(old: Any, new: Any) -> bool:
@@ -277,11 +271,12 @@ def _is_other(new: Any, old: Any) -> bool:
     return type(old) in PLAIN and (type(new) is not type(old) or new != old)
 
 
-def _untold(error: TraceError, one: _Before, name: str, policy: LeafPolicy) -> str:
+def _untold(error: TraceError, entry: _Before, name: str, policy: LeafPolicy) -> str:
     """The error's message; or why there is a function leaf, if any, which most likely bound the buffer."""
     reason = next(reversed(policy.functions.values()), None)
-    full = f"{one.path}.{name}" if one.path else name
-    return error.message if reason is None else nor_one_op(reason, f"it binds '{full}' to another tensor")
+    return (
+        error.message if reason is None else nor_one_op(reason, f"it binds '{entry.path_of(name)}' to another tensor")
+    )
 
 
 def _is_installed(kind: type) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLAIN = (bool, int, float)  # types of counts and running sums
 _FILLING = frozenset(one.__name__ for one in FILLING)
-_AS_ANOTHER = frozenset(("to", "type_as", *(one.__name__ for one in AS_ANOTHER)))
+_AS_ANOTHER = frozenset(one.__name__ for one in AS_ANOTHER)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Look:
     def of(tensor: torch.Tensor, recorder: Recorder) -> Look:
         return Look(tensor.shape, tensor.stride(), tensor.dtype, recorder.known.values.get(id(tensor)))
 
-    def made(self) -> torch.Tensor | Known:
+    def example(self) -> torch.Tensor | Known:
         """An example of a tensor with this look."""
         if self.content is not None:
             return Known(self.content)
@@ -70,7 +70,7 @@ def holds_data(value: Any, recorder: Recorder) -> bool:
         node = waiting.pop()
         if node.op == "placeholder" or isinstance(node.meta.get(VAL), nn.Parameter) or _draws(node):
             return True
-        sources = [one for one in _sources(node) if one not in met and _has_tensors(one)]
+        sources = [source for source in _sources(node) if source not in met and _has_tensors(source)]
         met.update(sources)
         waiting += sources
     return False
@@ -80,7 +80,7 @@ def _sources(node: fx.Node) -> list[fx.Node]:
     """The inputs whose contents a node's result depends on: none for `x.new_zeros(2)`, and only y for `y.to(x)`."""
     name, first = drawn_name(node.target), node.args[0] if node.args else node.kwargs.get("input")
     if name in _FILLING:
-        return [one for one in node.all_input_nodes if one is not first]
+        return [source for source in node.all_input_nodes if source is not first]
     if name in _AS_ANOTHER and isinstance(first, fx.Node):
         return [first]
     return node.all_input_nodes

@@ -35,9 +35,9 @@ def take_out(mine: Collection[int], files: Iterable[str], model: nn.Module) -> N
             _empty(container, mine)
 
 
-def tensors_kept(files: Iterable[str], model: nn.Module, given: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors found there, and in the containers `given`."""
-    spaces = [*_spaces(files, model), dict(enumerate(given))]
+def tensors_kept(files: Iterable[str], model: nn.Module, containers: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors found there, and in these `containers`."""
+    spaces = [*_spaces(files, model), dict(enumerate(containers))]
     return (value for value in _walked(spaces) if isinstance(value, torch.Tensor))
 
 
@@ -51,8 +51,8 @@ def _spaces(files: Iterable[str], model: nn.Module) -> list[dict[Any, Any]]:
 
 
 def _modules_of(files: Iterable[str]) -> set[str]:
-    wanted = set(files)
-    return {name for name, one in list(sys.modules.items()) if getattr(one, "__file__", None) in wanted}
+    wanted_files = set(files)
+    return {name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) in wanted_files}
 
 
 def _is_others(name: Any) -> bool:
@@ -61,24 +61,24 @@ def _is_others(name: Any) -> bool:
 
 def _walked(spaces: Iterable[dict[Any, Any]]) -> Iterator[Any]:
     """Tensors, dicts, lists and lru_caches reachable from these namespaces, also through classes and functions."""
-    seen = set[int]()
+    visited = set[int]()
     waiting = [(value, DEPTH) for space in spaces for value in list(space.values()) if not _is_nothing(value)]
     while waiting:
         value, depth = waiting.pop()
-        if not depth or id(value) in seen or issubclass(type(value), (nn.Module, ModuleType)):
+        if not depth or id(value) in visited or issubclass(type(value), (nn.Module, ModuleType)):
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if issubclass(type(value), torch.Tensor):
             yield value
         elif type(value) in DICTS or type(value) is list:
             if len(value) <= _LARGE:
                 yield value
                 inside = value.values() if isinstance(value, dict) else value
-                waiting += [(one, depth - 1) for one in list(inside)]
+                waiting += [(inner, depth - 1) for inner in list(inside)]
         elif type(value) is _lru_cache_wrapper:
             yield value
         else:
-            waiting += [(one, depth - 1) for one in _inside(value)]
+            waiting += [(inner, depth - 1) for inner in _inside(value)]
 
 
 def _is_nothing(value: Any) -> bool:
@@ -116,7 +116,7 @@ def _enclosed(function: FunctionType) -> Iterator[Any]:
 
 def _empty(container: Any, mine: Collection[int]) -> None:
     if type(container) is _lru_cache_wrapper:
-        if any(_has(one, mine) for kept in gc.get_referents(container) for one in _kept(kept)):
+        if any(_has(result, mine) for referent in gc.get_referents(container) for result in _results_in(referent)):
             container.cache_clear()
     elif isinstance(container, dict):
         for key in [key for key, value in container.items() if _has(value, mine)]:
@@ -125,15 +125,15 @@ def _empty(container: Any, mine: Collection[int]) -> None:
         container[:] = [value for value in container if not _has(value, mine)]
 
 
-def _kept(of_cache: Any) -> Iterable[Any]:
+def _results_in(of_cache: Any) -> Iterable[Any]:
     """The results among an lru_cache's referents: in its dict, behind a link, or the referent itself."""
     if type(of_cache) is dict:
-        return [one for value in of_cache.values() for one in _kept(value)]
+        return [result for value in of_cache.values() for result in _results_in(value)]
     return gc.get_referents(of_cache) if type(of_cache).__name__ == LINK else (of_cache,)
 
 
 def _has(value: Any, mine: Collection[int], depth: int = DEPTH) -> bool:
     """Whether a value is one of the tensors, or nested tuples that contain one."""
     if isinstance(value, tuple) and depth:
-        return any(_has(one, mine, depth - 1) for one in value)
+        return any(_has(element, mine, depth - 1) for element in value)
     return id(value) in mine

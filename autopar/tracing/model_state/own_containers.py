@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from autopar.python.containers import elements, kind_of, length
+
 _MOST = 10_000  # elements: a longer container holds data, and is not searched
 OF_TORCH = frozenset(vars(nn.Module()))  # `_parameters` and the like
 
@@ -20,32 +22,35 @@ def containers_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
     Otherwise data-free tensors and counts of calls that the trace put there would be seen by the next trace, and later
     calls would seem to be of another kind than the traced one.
     """
-    found: dict[int, Any] = {}
+    containers: dict[int, Any] = {}
     for module in modules:
         for name, value in vars(module).items():
             if name not in OF_TORCH:
-                _look_through(value, found)
-    before = [(one, dict(one) if isinstance(one, dict) else list(one)) for one in found.values()]
+                _look_through(value, containers)
+    before = [
+        (container, dict(container) if isinstance(container, dict) else list(container))
+        for container in containers.values()
+    ]
     try:
         yield
     finally:
-        for one, held in before:
-            if not _is_alike(one, held):
-                one.clear()
-                one.extend(held) if isinstance(one, (list, deque)) else one.update(held)
+        for container, contents in before:
+            if not _is_alike(container, contents):
+                container.clear()
+                container.extend(contents) if isinstance(container, (list, deque)) else container.update(contents)
 
 
-def _look_through(value: Any, found: dict[int, Any]) -> None:
-    if not isinstance(value, (list, tuple, dict, set, deque)) or id(value) in found or len(value) > _MOST:
+def _look_through(value: Any, containers: dict[int, Any]) -> None:
+    if kind_of(value) in (None, frozenset) or id(value) in containers or length(value) > _MOST:
         return
     if not isinstance(value, tuple):
-        found[id(value)] = value
-    for inner in value.values() if isinstance(value, dict) else value:
-        _look_through(inner, found)
+        containers[id(value)] = value
+    for inner in elements(value):
+        _look_through(inner, containers)
 
 
-def _is_alike(one: Any, held: Any) -> bool:
-    if len(one) != len(held) or (isinstance(one, dict) and [*one] != [*held]):
+def _is_alike(container: Any, contents: Any) -> bool:
+    if len(container) != len(contents) or (isinstance(container, dict) and [*container] != [*contents]):
         return False
-    mine, its = (one.values(), held.values()) if isinstance(one, dict) else (one, held)
+    mine, its = (container.values(), contents.values()) if isinstance(container, dict) else (container, contents)
     return all(a is b for a, b in zip(mine, its, strict=True))

@@ -26,16 +26,16 @@ def own_hooks_left_out(model: nn.Module) -> Iterator[None]:
     Hooks of torch.nn.utils (the old weight norm, pruning) stay: they compute attributes that forward reads.
     """
     before = [(hooks, dict(hooks)) for hooks in (getattr(model, name) for name in _HOOKS)]
-    for hooks, known in before:
-        for key, hook in known.items():
+    for hooks, registered in before:
+        for key, hook in registered.items():
             if not type(hook).__module__.startswith("torch.nn.utils"):
                 del hooks[key]
     try:
         yield
     finally:
-        for hooks, known in before:
+        for hooks, registered in before:
             hooks.clear()
-            hooks.update(known)
+            hooks.update(registered)
 
 
 def users_hooks(model: nn.Module) -> list[str]:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from autopar.python.containers import elements, length
 from autopar.tracing.leaves.loss_owners import Enclosed, owners_of
 from autopar.tracing.patching import attributes_set
 
@@ -47,8 +48,8 @@ class PlainReads:
 
     def __init__(self, model: nn.Module, loss_fn: Any = None) -> None:
         self._modules = {id(module): path for path, module in model.named_modules()}
-        self._of_loss = {path: one for path, one in owners_of(loss_fn).items() if id(one) not in self._modules}
-        self._modules |= {id(one): path for path, one in self._of_loss.items() if isinstance(one, nn.Module)}
+        self._of_loss = {path: owner for path, owner in owners_of(loss_fn).items() if id(owner) not in self._modules}
+        self._modules |= {id(owner): path for path, owner in self._of_loss.items() if isinstance(owner, nn.Module)}
         self._objects: dict[int, tuple[Any, Place]] = {}  # held by modules; kept alive, so that no id is reused
         self._places: dict[Place, None] = {}
         self._first: dict[Place, int] = {}  # by attribute: `id` of what was read first; `_SET` if set before
@@ -115,8 +116,8 @@ class PlainReads:
 
         def read(owner: Any, name: str) -> Any:
             value = before(owner, name)
-            if not name.startswith("__") and (known := objects.get(id(owner))) is not None:
-                _, (path, names) = known
+            if not name.startswith("__") and (place_of_object := objects.get(id(owner))) is not None:
+                _, (path, names) = place_of_object
                 note(value, path, (*names, name))
             return value
 
@@ -143,23 +144,23 @@ class PlainReads:
         return self._first.get((path, (name,)), _SET) != _SET
 
     def values(
-        self, model: nn.Module, without: Iterable[nn.Module], kept: Iterable[tuple[str, str]] = ()
+        self, model: nn.Module, without: Iterable[nn.Module], set_attributes: Iterable[tuple[str, str]] = ()
     ) -> PlainValues:
         """The current values, without those of modules in `without` (leaves, whose own code runs at each call), and
-        without attributes that are `kept` (calls set them or take them as inputs)."""
+        without the attributes `set_attributes` (calls set them or take them as inputs)."""
         leaves = {id(module) for leaf in without for module in leaf.modules()}
         modules = {path: module for path, module in model.named_modules() if id(module) not in leaves}
         modules |= self._of_loss
-        found = {}
-        set_by_calls = {(path, (name,)) for path, name in kept}
+        values = {}
+        set_by_calls = {(path, (name,)) for path, name in set_attributes}
         for path, names in (*self._places, *self._state_of_loss()):
             if (
                 (path, names[:1]) not in set_by_calls
                 and path in modules
                 and _is_kept(modules[path], names, of_loss=path in self._of_loss)
             ):
-                found[path, names] = _frozen(_value(modules[path], names))
-        return PlainValues({place: value for place, value in found.items() if value is not _UNKNOWN}, self._of_loss)
+                values[path, names] = _frozen(_value(modules[path], names))
+        return PlainValues({place: value for place, value in values.items() if value is not _UNKNOWN}, self._of_loss)
 
 
 class PlainValues:
@@ -188,8 +189,8 @@ class PlainValues:
         def are_alike() -> bool:
             try:
                 for own, get, values, kinds in looks:
-                    now = get(own)
-                    if now != values or [*map(type, now)] != kinds:  # 1 is not 1.0
+                    current = get(own)
+                    if current != values or [*map(type, current)] != kinds:  # 1 is not 1.0
                         return False
             except Exception:  # missing, or not comparable any more
                 return False
@@ -198,11 +199,11 @@ class PlainValues:
         def changed() -> dict[str, Any]:
             if are_alike():
                 return {}
-            now = {place: _value(modules[place[0]], place[1]) for place in self._values}
+            current = {place: _value(modules[place[0]], place[1]) for place in self._values}
             return {
-                ".".join(filter(None, [path, *names])): now[path, names]
+                ".".join(filter(None, [path, *names])): current[path, names]
                 for (path, names), value in self._values.items()
-                if not _same(_frozen(now[path, names]), value)
+                if not _same(_frozen(current[path, names]), value)
             }
 
         return changed
@@ -227,8 +228,8 @@ class _Identity:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _same(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is type(before) and bool(now == before))
+def _same(current: Any, before: Any) -> bool:
+    return current is before or (type(current) is type(before) and bool(current == before))
 
 
 def _is_kept(module: nn.Module, names: tuple[str, ...], *, of_loss: bool) -> bool:
@@ -273,9 +274,9 @@ def _frozen(value: Any) -> Any:
             return _Identity(value)
         return value.dtype, value.shape, value.tobytes()
     if isinstance(value, _CONTAINERS):
-        if len(value) > _LARGE:
-            return _Identity(value, len(value))
-        elements = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        pairs = value.items() if isinstance(value, dict) else enumerate(elements)
-        return type(value), [(key, inner) for key, one in pairs if (inner := _frozen(one)) is not _UNKNOWN]
+        if length(value) > _LARGE:
+            return _Identity(value, length(value))
+        ordered = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else elements(value)
+        pairs = value.items() if isinstance(value, dict) else enumerate(ordered)
+        return type(value), [(key, inner) for key, element in pairs if (inner := _frozen(element)) is not _UNKNOWN]
     return _UNKNOWN

@@ -37,7 +37,7 @@ class Checkpointed(nn.Module):
 
 
 def _fill(
-    attributes: dict[str, Any], graph: fx.Graph, nodes: list[fx.Node], depth: int, made: dict[fx.Node, fx.Node]
+    attributes: dict[str, Any], graph: fx.Graph, nodes: list[fx.Node], depth: int, copies: dict[fx.Node, fx.Node]
 ) -> None:
     """Copy `nodes` into `graph`; each run of nodes in one region at `depth` becomes a submodule that is called."""
     position = 0
@@ -45,7 +45,7 @@ def _fill(
         node = nodes[position]
         region = node.meta[REGION][: depth + 1] if len(node.meta[REGION]) > depth else None
         if region is None:
-            made[node] = graph.node_copy(node, made.__getitem__)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
             position += 1
             continue
         members = [n for n in nodes[position:] if n.meta[REGION][: depth + 1] == region]
@@ -53,8 +53,8 @@ def _fill(
         run = nodes[position : last + 1]
         between = [n for n in run if n not in set(members)]
         for other in between:  # size and attribute nodes outside the region
-            made[other] = graph.node_copy(other, made.__getitem__)
-        _call_region(attributes, graph, members, depth, made, "_".join(map(str, region)))
+            copies[other] = graph.node_copy(other, copies.__getitem__)
+        _call_region(attributes, graph, members, depth, copies, "_".join(map(str, region)))
         position = last + 1
 
 
@@ -63,7 +63,7 @@ def _call_region(
     graph: fx.Graph,
     members: list[fx.Node],
     depth: int,
-    made: dict[fx.Node, fx.Node],
+    copies: dict[fx.Node, fx.Node],
     name: str,
 ) -> None:
     """Make a `Checkpointed` submodule of a region's nodes, and call it in `graph`."""
@@ -75,6 +75,6 @@ def _call_region(
     _fill(attributes, body, members, depth + 1, inner)
     body.output(tuple(inner[n] for n in outputs))
     attributes[f"checkpoint_{name}"] = Checkpointed(fx.GraphModule(attributes, body))
-    call = graph.call_module(f"checkpoint_{name}", tuple(made[n] for n in inputs))
+    call = graph.call_module(f"checkpoint_{name}", tuple(copies[n] for n in inputs))
     for index, node in enumerate(outputs):
-        made[node] = graph.call_function(operator.getitem, (call, index))
+        copies[node] = graph.call_function(operator.getitem, (call, index))

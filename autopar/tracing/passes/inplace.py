@@ -113,10 +113,10 @@ def _run(node: fx.Node, graph: fx.Graph, values: dict[fx.Node, Any], marked: dic
     if node.op == "placeholder":
         return pytree.tree_map_only(Tensor, _like, node.meta[VAL])
     if node.op == "get_attr":
-        found: Any = graph.owning_module
+        attribute: Any = graph.owning_module
         for part in str(node.target).split("."):
-            found = getattr(found, part)
-        return _like(found) if isinstance(found, Tensor) else found
+            attribute = getattr(attribute, part)
+        return _like(attribute) if isinstance(attribute, Tensor) else attribute
     args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
     if node.op == "output":
         return args[0]

@@ -24,19 +24,22 @@ def record_view_by_sample(trace_masks: TraceMasks, func: Any, args: tuple[Any, .
     rows = args[0] if args else None
     if plain_name(func) not in ("view", "reshape") or kwargs or not isinstance(rows, PickedRows) or rows.row_dim:
         return NotImplemented
-    asked = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    view_sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
     mask, inner = rows.row_mask.mask, rows.values.shape[1:]
-    if mask.ndim < 2 or len(asked) < 2 or not all(isinstance(one, int) for one in asked):
+    if mask.ndim < 2 or len(view_sizes) < 2 or not all(isinstance(size, int) for size in view_sizes):
         return NotImplemented
-    samples, each, rest = asked[0], asked[1], list(asked[2:])
-    if rest.count(-1) == 1:
-        rest[rest.index(-1)] = math.prod(inner) // max(math.prod(one for one in rest if one != -1), 1)
-    if samples not in (-1, mask.shape[0]) or (samples == each == -1) or math.prod(rest) != math.prod(inner):
+    samples, each, inner_sizes = view_sizes[0], view_sizes[1], list(view_sizes[2:])
+    if inner_sizes.count(-1) == 1:
+        inner_sizes[inner_sizes.index(-1)] = math.prod(inner) // max(
+            math.prod(size for size in inner_sizes if size != -1), 1
+        )
+    if samples not in (-1, mask.shape[0]) or (samples == each == -1) or math.prod(inner_sizes) != math.prod(inner):
         return NotImplemented
     if each == -1:
         otherwise = known_or_leaf([rows.row_mask.node])
         raise trace_masks.recorder.unknown(
-            f"{func.__name__}{tuple(asked)} takes as many picked rows of each sample, and how many depends on data",
+            f"{func.__name__}{tuple(view_sizes)} takes as many picked rows of each sample, and how many "
+            "depends on data",
             mend=f"write their number in the place of -1, or {otherwise}",
         )
     with trace_masks.recorder.on():
@@ -45,5 +48,5 @@ def record_view_by_sample(trace_masks: TraceMasks, func: Any, args: tuple[Any, .
         order = flat.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :each]
         order = torch.where((flat.sum(1) == each)[:, None], order, length)
         shown = rows.values.reshape(mask.shape[0], length, -1)
-        made = shown.gather(1, order[..., None].expand(-1, -1, shown.shape[2]))
-        return made.reshape(mask.shape[0], each, *rest)
+        gathered = shown.gather(1, order[..., None].expand(-1, -1, shown.shape[2]))
+        return gathered.reshape(mask.shape[0], each, *inner_sizes)

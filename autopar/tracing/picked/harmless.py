@@ -50,24 +50,24 @@ def meaning(func: Any, args: Any) -> str:
 
 def harmless_operands(name: str, arguments: Any) -> Any:
     """The arguments of an op of this name, with all rows in place of picked ones."""
-    return pytree.tree_map_only(PickedRows, lambda one: _harmless(name, one), arguments)
+    return pytree.tree_map_only(PickedRows, lambda rows: _harmless(name, rows), arguments)
 
 
-def unpicked_hold_after(name: str, met: list[PickedRows]) -> int:
+def unpicked_hold_after(name: str, operands: list[PickedRows]) -> int:
     """What the rows of an op's result that are not picked hold: FILLED, FINITE or ANY."""
     if name in _MOVING:
-        return min(one.unpicked_hold for one in met)
+        return min(rows.unpicked_hold for rows in operands)
     return FINITE if name in _FINITE else ANY
 
 
-def _harmless(name: str, one: PickedRows) -> Tensor:
+def _harmless(name: str, rows: PickedRows) -> Tensor:
     """All rows as an operand of an op, with rows that are not picked filled if their contents may harm it."""
-    values = one.values
+    values = rows.values
     if name in _MOVING or values.dtype == torch.bool:
         return values
     if values.is_floating_point() or values.is_complex():
-        is_harmless = name in _INDEXING - _FINITE or one.unpicked_hold >= (FINITE if name in _FINITE else FILLED)
-        return values if is_harmless else fill_unpicked(one, HARMLESS)
+        is_harmless = name in _INDEXING - _FINITE or rows.unpicked_hold >= (FINITE if name in _FINITE else FILLED)
+        return values if is_harmless else fill_unpicked(rows, HARMLESS)
     if name in _INDEXING:
-        return values if one.unpicked_hold == FILLED else fill_unpicked(one, 0)
-    return values if name in _FINITE else fill_unpicked(one, 1)
+        return values if rows.unpicked_hold == FILLED else fill_unpicked(rows, 0)
+    return values if name in _FINITE else fill_unpicked(rows, 1)

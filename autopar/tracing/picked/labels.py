@@ -24,12 +24,12 @@ def record_ctc_loss(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], k
     if func is not torch.nn.functional.ctc_loss:
         return NotImplemented
     names = ("log_probs", "targets", "input_lengths", "target_lengths")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    if not isinstance(given.get("targets"), PickedRows) or len(picked_rows_in((args, kwargs))) > 1:
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    if not isinstance(arguments.get("targets"), PickedRows) or len(picked_rows_in((args, kwargs))) > 1:
         return NotImplemented
-    given["targets"] = padded(given["targets"], given["target_lengths"])
+    arguments["targets"] = padded(arguments["targets"], arguments["target_lengths"])
     with trace_masks.recorder.on():
-        return func(*(given.pop(name) for name in names), *args[len(names) :], **given)
+        return func(*(arguments.pop(name) for name in names), *args[len(names) :], **arguments)
 
 
 def padded(rows: PickedRows, lengths: object) -> Tensor:

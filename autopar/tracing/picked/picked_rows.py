@@ -82,19 +82,19 @@ class RowMask:
         """What is picked of a tensor whose first dims are those of the mask."""
         with self.recorder.on():
             number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
-            kept = filled(values, self.complement, number)
-            kept = kept.flatten(0, self.mask.ndim - 1) if self.mask.ndim > 1 else kept
-        return PickedRows(self, kept, unpicked_hold=FILLED)
+            all_rows = filled(values, self.complement, number)
+            all_rows = all_rows.flatten(0, self.mask.ndim - 1) if self.mask.ndim > 1 else all_rows
+        return PickedRows(self, all_rows, unpicked_hold=FILLED)
 
     def indices(self) -> tuple[PickedRows, ...]:
         """The indices of the picked elements, one tensor for each dim."""
         with self.recorder.on():
-            made = []
+            indices = []
             for dim, length in enumerate(self.mask.shape):
                 along = torch.arange(length, device=self.mask.device)
                 shown = along[(slice(None), *[None] * (self.mask.ndim - dim - 1))].expand(self.mask.shape)
-                made.append(PickedRows(self, shown.flatten(), indices_of=dim))
-        return tuple(made)
+                indices.append(PickedRows(self, shown.flatten(), indices_of=dim))
+        return tuple(indices)
 
 
 class PickedRows(Tensor):
@@ -115,10 +115,10 @@ class PickedRows(Tensor):
     def __new__(
         cls, row_mask: RowMask, values: Tensor, indices_of: int | None = None, unpicked_hold: int = ANY
     ) -> PickedRows:
-        made: PickedRows = Tensor._make_subclass(cls, _EMPTY)
-        made.row_mask, made.values, made.indices_of = row_mask, values, indices_of
-        made._unpicked_hold, made._hold_version = unpicked_hold, values._version
-        return made
+        rows: PickedRows = Tensor._make_subclass(cls, _EMPTY)
+        rows.row_mask, rows.values, rows.indices_of = row_mask, values, indices_of
+        rows._unpicked_hold, rows._hold_version = unpicked_hold, values._version
+        return rows
 
     def written(self, unpicked_hold: int) -> None:
         """Note a write into the rows, and what those that are not picked hold now."""
@@ -175,8 +175,8 @@ class PickedRows(Tensor):
     __hash__ = object.__hash__
 
     def unknown(self, name: str = "__getitem__") -> UnknownDataError:
-        what = f"{name} is given rows that a mask picked, and how many these are depends on data"
-        return self.row_mask.recorder.unknown(what, deciding=[self.row_mask.mask])
+        description = f"{name} is given rows that a mask picked, and how many these are depends on data"
+        return self.row_mask.recorder.unknown(description, deciding=[self.row_mask.mask])
 
 
 def _called(member: Any) -> Any:
@@ -187,7 +187,7 @@ def _read(name: str) -> property:
     return property(lambda self: self.row_mask.recorder.trace_masks.record_call(getter(name), (self,), {}))
 
 
-def _alike(name: str) -> property:
+def _property_of_values(name: str) -> property:
     return property(lambda self: getattr(self.values, name))
 
 
@@ -195,7 +195,7 @@ for _name in {name for name in dir(Tensor) if not name.startswith("_")} - set(va
     # overridden, since torch's argument parsers would ask for unknown numbers
     setattr(PickedRows, _name, _called(_member) if callable(_member := getattr(Tensor, _name)) else _read(_name))
 for _name in ("dtype", "ndim", "requires_grad", "layout", "is_cuda", "is_meta"):
-    setattr(PickedRows, _name, _alike(_name))
+    setattr(PickedRows, _name, _property_of_values(_name))
 _EMPTY = torch.empty(0, device="meta")
 
 
@@ -224,7 +224,7 @@ def fill_unpicked(rows: PickedRows, fill: Any) -> Tensor:
         return filled(rows.values, rows.row_mask.flat_complement, fill, rows.row_dim)
 
 
-def filled(values: Tensor, where: Tensor, number: Any, from_dim: int = 0) -> Tensor:
+def filled(values: Tensor, mask: Tensor, number: Any, from_dim: int = 0) -> Tensor:
     """A copy with a number where a mask, of the dims from `from_dim` on, is true."""
-    beside = values.ndim - where.ndim - from_dim
-    return values.masked_fill(where[(..., *[None] * beside)] if beside else where, number)
+    trailing = values.ndim - mask.ndim - from_dim
+    return values.masked_fill(mask[(..., *[None] * trailing)] if trailing else mask, number)

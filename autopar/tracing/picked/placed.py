@@ -75,8 +75,8 @@ def _in_order(trace_masks: TraceMasks, func: Any, target: Tensor, mask: Any, row
             row_mask = unexpanded_mask(trace_masks, row_mask, math.prod(rows.values.shape[1:]))
         if row_mask is not rows.row_mask:
             return NotImplemented
-        made = torch.where(shown, rows.values.reshape(target.shape).to(target.dtype), target)
-        return target.copy_(made) if func is Tensor.masked_scatter_ else made
+        placed = torch.where(shown, rows.values.reshape(target.shape).to(target.dtype), target)
+        return target.copy_(placed) if func is Tensor.masked_scatter_ else placed
 
 
 def _counted(trace_masks: TraceMasks, values: Any, weights: Any = None, minlength: int = 0) -> Any:
@@ -108,8 +108,8 @@ def _scattered(trace_masks: TraceMasks, name: str, in_place: bool, args: Any, kw
     with trace_masks.recorder.on():
         size = target.shape[dim]
         padded = torch.cat([target, torch.zeros_like(target.narrow(dim, 0, 1))], dim)
-        made = getattr(Tensor, name)(padded, dim, fill_unpicked(index, size), shown, **named).narrow(dim, 0, size)
-        return target.copy_(made) if in_place else made
+        scattered = getattr(Tensor, name)(padded, dim, fill_unpicked(index, size), shown, **named).narrow(dim, 0, size)
+        return target.copy_(scattered) if in_place else scattered
 
 
 def _written(trace_masks: TraceMasks, target: Tensor, index: Any, value: Any) -> Any:
@@ -117,19 +117,19 @@ def _written(trace_masks: TraceMasks, target: Tensor, index: Any, value: Any) ->
     parts = index if isinstance(index, tuple) else (index,)
     while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == _WHOLE:
         parts = parts[:-1]
-    met = [one for one in parts if isinstance(one, PickedRows)]
-    masks = [n for n, one in enumerate(parts) if is_plain(one) and one.dtype == torch.bool and one.ndim]
-    if not met:
+    picked = [part for part in parts if isinstance(part, PickedRows)]
+    masks = [n for n, part in enumerate(parts) if is_plain(part) and part.dtype == torch.bool and part.ndim]
+    if not picked:
         return _masked_at(trace_masks, target, parts, masks[0], value) if len(masks) == 1 else NotImplemented
-    column = met[-1]
+    column = picked[-1]
     row_mask, rank = column.row_mask, column.row_mask.mask.ndim
-    if any(one.row_mask is not row_mask or one.row_dim for one in met) or not _is_value(
+    if any(part.row_mask is not row_mask or part.row_dim for part in picked) or not _is_value(
         value, row_mask, target.ndim - len(parts)
     ):
         return NotImplemented
-    held = parts[0] if masks == [0] else None
-    by_mask = len(parts) == 2 and held is not None and trace_masks.of(held) is row_mask
-    by_places = [one.indices_of for one in met[:-1]] == list(range(rank)) and len(parts) == len(met) == rank + 1
+    first_mask = parts[0] if masks == [0] else None
+    by_mask = len(parts) == 2 and first_mask is not None and trace_masks.of(first_mask) is row_mask
+    by_places = [part.indices_of for part in picked[:-1]] == list(range(rank)) and len(parts) == len(picked) == rank + 1
     if (by_mask or by_places) and target.ndim == rank + 1 and target.shape[:rank] == row_mask.mask.shape:
         return _into_columns(trace_masks, target, column, value)
     if len(parts) == 1 and column.values.ndim == 1 and not column.values.is_floating_point():
@@ -137,18 +137,18 @@ def _written(trace_masks: TraceMasks, target: Tensor, index: Any, value: Any) ->
     return NotImplemented
 
 
-def _is_value(value: Any, row_mask: Any, beside: int) -> bool:
+def _is_value(value: Any, row_mask: Any, trailing: int) -> bool:
     if isinstance(value, PickedRows):
-        return value.row_mask is row_mask and not value.row_dim and value.values.ndim <= beside + 1
-    return not is_plain(value) or value.ndim <= max(beside, 0)
+        return value.row_mask is row_mask and not value.row_dim and value.values.ndim <= trailing + 1
+    return not is_plain(value) or value.ndim <= max(trailing, 0)
 
 
 def _masked_at(trace_masks: TraceMasks, target: Tensor, parts: Any, place: int, value: Any) -> Any:
     """`y[:, mask] = rows`, where the rows lie along the same dim."""
-    found = located(target, parts, place)
-    if found is None or not isinstance(value, PickedRows):
+    row_dim_and_index = located(target, parts, place)
+    if row_dim_and_index is None or not isinstance(value, PickedRows):
         return NotImplemented
-    row_dim, basic = found
+    row_dim, basic = row_dim_and_index
     mask, row_mask = parts[place], trace_masks.of(parts[place])
     with trace_masks.recorder.on():
         shown = target if basic is None else target[basic]
@@ -159,8 +159,8 @@ def _masked_at(trace_masks: TraceMasks, target: Tensor, parts: Any, place: int, 
         ):
             return NotImplemented
         rows = value.values.unflatten(row_dim, mask.shape) if mask.ndim > 1 else value.values
-        beside = shown.ndim - row_dim - mask.ndim
-        shown.copy_(torch.where(mask[(..., *[None] * beside)] if beside else mask, rows.to(target.dtype), shown))
+        trailing = shown.ndim - row_dim - mask.ndim
+        shown.copy_(torch.where(mask[(..., *[None] * trailing)] if trailing else mask, rows.to(target.dtype), shown))
     return None
 
 

@@ -22,25 +22,27 @@ def record_concatenation(trace_masks: TraceMasks, func: Any, args: tuple[Any, ..
         return NotImplemented
     parts = list(args[0])
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    met = [one for one in parts if isinstance(one, PickedRows)]
-    row_dim, rank = (met[0].row_dim, met[0].values.ndim) if met else (0, 0)
-    if type(dim) is not int or not met or dim % rank != row_dim or kwargs.keys() - {"dim"}:
+    picked = [part for part in parts if isinstance(part, PickedRows)]
+    row_dim, rank = (picked[0].row_dim, picked[0].values.ndim) if picked else (0, 0)
+    if type(dim) is not int or not picked or dim % rank != row_dim or kwargs.keys() - {"dim"}:
         return NotImplemented
-    values = [one.values if isinstance(one, PickedRows) else one for one in parts]
-    if any(one.row_dim != row_dim for one in met) or any(one.ndim != rank for one in values):
+    values = [part.values if isinstance(part, PickedRows) else part for part in parts]
+    if any(part.row_dim != row_dim for part in picked) or any(part.ndim != rank for part in values):
         return NotImplemented
-    key = ("cat", *(one.row_mask if isinstance(one, PickedRows) else int(one.shape[row_dim]) for one in parts))
+    key = ("cat", *(part.row_mask if isinstance(part, PickedRows) else int(part.shape[row_dim]) for part in parts))
     with trace_masks.recorder.on():
         if key not in trace_masks.derived:
-            row_mask = trace_masks.derived[key] = trace_masks.of(torch.cat([_mask(one, row_dim) for one in parts]))
+            row_mask = trace_masks.derived[key] = trace_masks.of(torch.cat([_mask(part, row_dim) for part in parts]))
             row_mask.min_count = sum(
-                one.row_mask.min_count if isinstance(one, PickedRows) else int(one.shape[row_dim]) for one in parts
+                part.row_mask.min_count if isinstance(part, PickedRows) else int(part.shape[row_dim]) for part in parts
             )
-        made = PickedRows(
-            trace_masks.derived[key], torch.cat(values, row_dim), unpicked_hold=min(one.unpicked_hold for one in met)
+        joined = PickedRows(
+            trace_masks.derived[key],
+            torch.cat(values, row_dim),
+            unpicked_hold=min(part.unpicked_hold for part in picked),
         )
-    made.row_dim = row_dim
-    return made
+    joined.row_dim = row_dim
+    return joined
 
 
 def record_stack(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -50,27 +52,27 @@ def record_stack(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwar
     parts = list(args[0])
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     first: Any = parts[0]
-    if type(dim) is not int or not all(isinstance(one, PickedRows) for one in parts):
+    if type(dim) is not int or not all(isinstance(part, PickedRows) for part in parts):
         return NotImplemented
     if any(
-        one.row_mask is not first.row_mask or one.row_dim != first.row_dim or one.values.ndim != first.values.ndim
-        for one in parts
+        part.row_mask is not first.row_mask or part.row_dim != first.row_dim or part.values.ndim != first.values.ndim
+        for part in parts
     ):
         return NotImplemented
     with trace_masks.recorder.on():
-        made = PickedRows(
+        stacked = PickedRows(
             first.row_mask,
-            torch.stack([one.values for one in parts], dim),
-            unpicked_hold=min(one.unpicked_hold for one in parts),
+            torch.stack([part.values for part in parts], dim),
+            unpicked_hold=min(part.unpicked_hold for part in parts),
         )
-    made.row_dim = first.row_dim + (dim % made.values.ndim <= first.row_dim)
-    return made
+    stacked.row_dim = first.row_dim + (dim % stacked.values.ndim <= first.row_dim)
+    return stacked
 
 
-def _mask(one: Any, row_dim: int) -> Tensor:
-    if isinstance(one, PickedRows):
-        return one.row_mask.flat_mask
-    return torch.ones(one.shape[row_dim], dtype=torch.bool, device=one.device)
+def _mask(part: Any, row_dim: int) -> Tensor:
+    if isinstance(part, PickedRows):
+        return part.row_mask.flat_mask
+    return torch.ones(part.shape[row_dim], dtype=torch.bool, device=part.device)
 
 
 def record_product(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -93,10 +95,10 @@ def record_product(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kw
         return left @ right
 
 
-def _is_open_to(trace_masks: TraceMasks, *met: PickedRows) -> bool:
+def _is_open_to(trace_masks: TraceMasks, *operands: PickedRows) -> bool:
     """Whether a product of rows may run on all rows: all are of one mask, which is also that of earlier products."""
-    row_mask: RowMask = met[0].row_mask
-    if any(one.row_mask is not row_mask for one in met) or trace_masks.multiplied_mask not in (None, row_mask):
+    row_mask: RowMask = operands[0].row_mask
+    if any(rows.row_mask is not row_mask for rows in operands) or trace_masks.multiplied_mask not in (None, row_mask):
         return False
     trace_masks.multiplied_mask = row_mask
     return True
@@ -110,28 +112,30 @@ def _einsum(trace_masks: TraceMasks, equation: Any, *operands: Any) -> Any:
         return NotImplemented
     inputs, _, output = equation.replace(" ", "").partition("->")
     letters = inputs.split(",")
-    met = picked_rows_in(operands)
-    if len(letters) != len(operands) or any(len(l) != _rank(one) for l, one in zip(letters, operands, strict=True)):
+    picked = picked_rows_in(operands)
+    if len(letters) != len(operands) or any(
+        len(l) != _rank(operand) for l, operand in zip(letters, operands, strict=True)
+    ):
         return NotImplemented
-    rows = {l[one.row_dim] for l, one in zip(letters, operands, strict=True) if isinstance(one, PickedRows)}
+    rows = {l[operand.row_dim] for l, operand in zip(letters, operands, strict=True) if isinstance(operand, PickedRows)}
     row = rows.pop()
-    held = [l.count(row) for l in letters]
-    alike = held == [int(isinstance(one, PickedRows)) for one in operands]
-    if rows or not alike or output.count(row) > 1 or not _is_open_to(trace_masks, *met):
+    occurrences = [l.count(row) for l in letters]
+    are_alike = occurrences == [int(isinstance(operand, PickedRows)) for operand in operands]
+    if rows or not are_alike or output.count(row) > 1 or not _is_open_to(trace_masks, *picked):
         return NotImplemented
     keeps = row in output
     shown = [
-        one if is_plain(one) else harmless_operands("matmul", one) if keeps else fill_unpicked(one, 0)
-        for one in operands
+        operand if is_plain(operand) else harmless_operands("matmul", operand) if keeps else fill_unpicked(operand, 0)
+        for operand in operands
     ]
     with trace_masks.recorder.on():
-        made = torch.einsum(equation, *shown)
+        result = torch.einsum(equation, *shown)
     if not keeps:
-        return made
-    kept = PickedRows(met[0].row_mask, made, unpicked_hold=1)
-    kept.row_dim = output.index(row)
-    return kept
+        return result
+    rows_of_result = PickedRows(picked[0].row_mask, result, unpicked_hold=1)
+    rows_of_result.row_dim = output.index(row)
+    return rows_of_result
 
 
-def _rank(one: Any) -> int:
-    return one.values.ndim if isinstance(one, PickedRows) else one.ndim
+def _rank(operand: Any) -> int:
+    return operand.values.ndim if isinstance(operand, PickedRows) else operand.ndim

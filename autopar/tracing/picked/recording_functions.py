@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autopar.tracing.picked import across, beside, grouped, labels, placed, rows, spread, sums, views, writes
+from autopar.tracing.picked import across, grouped, labels, placed, rows, spread, sums, views, whole_operands, writes
 
 RECORDING_FUNCTIONS = (
     across.record_along_other_dim,  # first, since all others handle only rows along the first dim
-    beside.pair_with_whole_tensors,
+    whole_operands.pair_with_whole_tensors,
     writes.record_write,
     placed.record_at_indices,
     labels.record_ctc_loss,

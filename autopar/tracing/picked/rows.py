@@ -36,9 +36,9 @@ _PRODUCTS = {"linear", "matmul", "bmm", "mm", "conv1d", "conv2d", "conv3d"}
 
 def record_row_by_row(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The resulting rows, or NotImplemented."""
-    met = picked_rows_in((args, kwargs))
-    row_mask = met[0].row_mask
-    if any(one.row_mask is not row_mask for one in met) or writes_its_first(func):
+    operands = picked_rows_in((args, kwargs))
+    row_mask = operands[0].row_mask
+    if any(rows.row_mask is not row_mask for rows in operands) or writes_its_first(func):
         return NotImplemented
     name = plain_name(func)
     if name in _PRODUCTS:
@@ -53,74 +53,76 @@ def record_row_by_row(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...],
         return _size(name, *args, **kwargs)
     if name in ("view", "reshape", "flatten"):
         sizes = _sizes(row_mask, name, *args, **kwargs)
-        return NotImplemented if sizes is None else run(trace_masks, row_mask, Tensor.reshape, (met[0], sizes), {})
-    if not _by_rows(name, args, kwargs, met):
+        return NotImplemented if sizes is None else run(trace_masks, row_mask, Tensor.reshape, (operands[0], sizes), {})
+    if not _by_rows(name, args, kwargs, operands):
         return NotImplemented
-    made = run(trace_masks, row_mask, func, args, kwargs)
-    if name == "unbind" and met[0].indices_of == ALL_DIMS:
-        for dim, one in enumerate(made):
-            one.indices_of = dim
-    return made
+    result = run(trace_masks, row_mask, func, args, kwargs)
+    if name == "unbind" and operands[0].indices_of == ALL_DIMS:
+        for dim, rows in enumerate(result):
+            rows.indices_of = dim
+    return result
 
 
 def run(trace_masks: TraceMasks, row_mask: RowMask, func: Any, args: Any, kwargs: Any) -> Any:
     """The call on all rows."""
-    name, met = meaning(func, args), picked_rows_in((args, kwargs))
+    name, operands = meaning(func, args), picked_rows_in((args, kwargs))
     if name == "getitem" and not isinstance(args[0], PickedRows):
         name = "index"
     shown, named = harmless_operands(name, (args, kwargs))
-    own = {id(one.values) for one in met}
-    before = [(one.values, one.values._version) for one in met]
+    own = {id(picked.values) for picked in operands}
+    before = [(picked.values, picked.values._version) for picked in operands]
     copies = [t for t in pytree.tree_leaves((shown, named)) if is_plain(t) and id(t) not in own]
     versions = [copy._version for copy in copies]
-    unpicked_hold = unpicked_hold_after(name, met)
+    unpicked_hold = unpicked_hold_after(name, operands)
     with trace_masks.recorder.on():
-        made = func(*shown, **named)
+        result = func(*shown, **named)
     if [copy._version for copy in copies] != versions:  # `F.elu(rows, inplace=True)` wrote into a copy
         return NotImplemented
     if any(rows._version != version and storage_of(rows) in trace_masks.maybe_shared for rows, version in before):
         return NotImplemented
     if name in VIEW_OR_COPY:
-        trace_masks.maybe_shared |= {storage_of(t) for t in (*(rows for rows, _ in before), made)}
+        trace_masks.maybe_shared |= {storage_of(t) for t in (*(rows for rows, _ in before), result)}
     return pytree.tree_map_only(
-        Tensor, lambda tensor: PickedRows(row_mask, tensor, _indices_of(func, args, tensor), unpicked_hold), made
+        Tensor, lambda tensor: PickedRows(row_mask, tensor, _indices_of(func, args, tensor), unpicked_hold), result
     )
 
 
-def _indices_of(func: Any, args: Any, made: Tensor) -> int | None:
+def _indices_of(func: Any, args: Any, result: Tensor) -> int | None:
     """The dim whose indices the resulting rows are, if any."""
     first = args[0] if args else None
     if not isinstance(first, PickedRows) or first.indices_of is None or func.__name__ not in _KEEPING:
         return None
-    if made.ndim == first.values.ndim:
+    if result.ndim == first.values.ndim:
         return first.indices_of if func is not Tensor.__getitem__ else None
     if func is Tensor.__getitem__:  # one column
         column = args[1][1] if len(args[1]) == 2 else None
         return column % first.row_mask.mask.ndim if isinstance(column, int) and first.indices_of == ALL_DIMS else None
-    return 0 if first.indices_of == ALL_DIMS and first.row_mask.mask.ndim == made.ndim == 1 else None
+    return 0 if first.indices_of == ALL_DIMS and first.row_mask.mask.ndim == result.ndim == 1 else None
 
 
-def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[PickedRows]) -> bool:
+def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[PickedRows]) -> bool:
     """Whether an op treats each row by itself, given these arguments."""
     first = args[0] if args else None
     if is_elementwise(name, args, kwargs):
-        return fit(met, args, kwargs)
+        return fit(operands, args, kwargs)
     if name in ("cat", "concat", "stack"):
         along = args[1] if len(args) > 1 else kwargs.get("dim", 0)
         parts = list(first) if isinstance(first, (tuple, list)) else []
-        rank = met[0].values.ndim + (name == "stack")
-        alike = len(parts) == len(met) and all(one.values.ndim == met[0].values.ndim for one in met)
-        return alike and isinstance(along, int) and along % rank != 0
+        rank = operands[0].values.ndim + (name == "stack")
+        are_alike = len(parts) == len(operands) and all(
+            value.values.ndim == operands[0].values.ndim for value in operands
+        )
+        return are_alike and isinstance(along, int) and along % rank != 0
     if not isinstance(first, PickedRows):
-        return name == "embedding" and len(met) == 1 and is_plain(args[1] if len(args) > 1 else None)
+        return name == "embedding" and len(operands) == 1 and is_plain(args[1] if len(args) > 1 else None)
     rank = first.values.ndim
     if name in ALONG:
         place, default = ALONG[name]
         along = args[place] if len(args) > place else kwargs.get("dim", default)
         rank += name == "unsqueeze"
         dims = along if isinstance(along, (tuple, list)) else (along,)
-        plain = any(is_plain(one) for one in pytree.tree_leaves((args, kwargs)))
-        if plain or any(one.values.ndim != first.values.ndim for one in met):
+        plain = any(is_plain(value) for value in pytree.tree_leaves((args, kwargs)))
+        if plain or any(value.values.ndim != first.values.ndim for value in operands):
             return False
         return bool(dims) and all(
             isinstance(dim, int) and dim is not True and -rank <= dim < rank and dim % rank for dim in dims
@@ -132,17 +134,17 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
         return len(dims) == 2 and all(dim % rank for dim in dims)
     if name in ("linear", "matmul", "mm"):
         other = args[1] if len(args) > 1 else None
-        return len(met) == 1 and rank >= 2 and is_plain(other) and other.ndim <= 2
+        return len(operands) == 1 and rank >= 2 and is_plain(other) and other.ndim <= 2
     if name in ("bmm", "scaled_dot_product_attention"):
-        return len(met) == len([a for a in args if isinstance(a, Tensor)]) and rank >= 3
+        return len(operands) == len([a for a in args if isinstance(a, Tensor)]) and rank >= 3
     if name == "embedding":
-        return len(met) == 1
+        return len(operands) == 1
     if name == "pairwise_distance":
-        return len(met) == 2 and rank == 2
+        return len(operands) == 2 and rank == 2
     if name in _OF_A_BATCH:
         shape = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
         inner = name not in ("layer_norm", "rms_norm") or len(shape) < rank
-        return len(met) == 1 and inner and (rank >= 2 or name == "one_hot") and _is_batched(name, rank)
+        return len(operands) == 1 and inner and (rank >= 2 or name == "one_hot") and _is_batched(name, rank)
     return False
 
 
@@ -154,11 +156,13 @@ def is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return is_pointwise(name)
 
 
-def fit(met: list[PickedRows], args: Any, kwargs: Any) -> bool:
+def fit(operands: list[PickedRows], args: Any, kwargs: Any) -> bool:
     """Whether operands broadcast with all rows as they do with the picked ones."""
-    rank = max(one.values.ndim for one in met)
+    rank = max(rows.values.ndim for rows in operands)
     others = [t for t in pytree.tree_leaves((args, kwargs)) if is_plain(t)]
-    return all(one.values.ndim == rank for one in met) and all(t.ndim < rank or _is_one_row(t, rank) for t in others)
+    return all(rows.values.ndim == rank for rows in operands) and all(
+        t.ndim < rank or _is_one_row(t, rank) for t in others
+    )
 
 
 def intersection(row_mask: RowMask, again: Tensor) -> Tensor:
@@ -181,8 +185,8 @@ def _is_one_row(tensor: Tensor, rank: int) -> bool:
 
 def _size(name: str, rows: PickedRows, dim: int | None = None) -> Any:
     if name != "size":
-        beside = math.prod(rows.values.shape[1:])
-        return rows.row_mask.number * beside if beside != 1 else rows.row_mask.number
+        elements = math.prod(rows.values.shape[1:])
+        return rows.row_mask.number * elements if elements != 1 else rows.row_mask.number
     shape = rows.shape
     return shape if dim is None else shape[dim]
 
@@ -193,20 +197,26 @@ def _sizes(row_mask: RowMask, name: str, viewed: Any, *sizes: Any, **kwargs: Any
         return None
     own = list(viewed.values.shape)
     if name == "flatten":
-        given = dict(zip(("start_dim", "end_dim"), sizes, strict=False)) | kwargs
-        start, end = given.get("start_dim", 0) % len(own), given.get("end_dim", -1) % len(own)
-        wanted: list[Any] = [*own[:start], math.prod(own[start : end + 1]), *own[end + 1 :]]
-        return wanted if wanted[0] == own[0] else None
-    wanted = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else list(sizes)
-    if kwargs or not wanted or not all(isinstance(size, int) for size in wanted[1:]):
+        dims = dict(zip(("start_dim", "end_dim"), sizes, strict=False)) | kwargs
+        start, end = dims.get("start_dim", 0) % len(own), dims.get("end_dim", -1) % len(own)
+        view_shape: list[Any] = [*own[:start], math.prod(own[start : end + 1]), *own[end + 1 :]]
+        return view_shape if view_shape[0] == own[0] else None
+    view_shape = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else list(sizes)
+    if kwargs or not view_shape or not all(isinstance(size, int) for size in view_shape[1:]):
         return None
-    rows, rest = wanted[0], wanted[1:]
+    rows, inner_sizes = view_shape[0], view_shape[1:]
     is_count = rows is row_mask.asked_number and rows is not None
     if not is_count and not (isinstance(rows, int) and rows == -1):
         return None
-    if is_count and rest.count(-1) == 1:
-        rest[rest.index(-1)] = math.prod(own[1:]) // max(math.prod(size for size in rest if size != -1), 1)
-    return [own[0], *rest] if math.prod(rest) == math.prod(own[1:]) and min(rest, default=0) >= 0 else None
+    if is_count and inner_sizes.count(-1) == 1:
+        inner_sizes[inner_sizes.index(-1)] = math.prod(own[1:]) // max(
+            math.prod(size for size in inner_sizes if size != -1), 1
+        )
+    return (
+        [own[0], *inner_sizes]
+        if math.prod(inner_sizes) == math.prod(own[1:]) and min(inner_sizes, default=0) >= 0
+        else None
+    )
 
 
 def _indexed(trace_masks: TraceMasks, row_mask: RowMask, indexed: Any, index: Any) -> Any:
@@ -222,9 +232,9 @@ def _indexed(trace_masks: TraceMasks, row_mask: RowMask, indexed: Any, index: An
             return trace_masks.of(intersection(row_mask, again)).rows_of(indexed.values)
         if not all(part is None or part is Ellipsis or isinstance(part, (slice, int)) for part in parts):
             return NotImplemented
-        taken = sum(part is not None and part is not Ellipsis for part in parts)
+        indexed_dims = sum(part is not None and part is not Ellipsis for part in parts)
         whole = parts[0] == slice(None) if isinstance(parts[0], slice) else parts[0] is Ellipsis
-        if not whole or (parts[0] is Ellipsis and taken >= indexed.values.ndim):
+        if not whole or (parts[0] is Ellipsis and indexed_dims >= indexed.values.ndim):
             return NotImplemented
         return run(trace_masks, row_mask, Tensor.__getitem__, (indexed, parts), {})
     dims = row_mask.mask.ndim

@@ -19,12 +19,12 @@ _COMPARED_BY_VALUE = {
 def same_contents(a: Any, b: Any, read: set[fx.Node]) -> bool:
     """Whether two nodes, or arguments, are equal, provided that nothing writes into the nodes added to `read`."""
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(same_contents(one, other, read) for one, other in zip(a, b, strict=True))
+        return len(a) == len(b) and all(same_contents(first, second, read) for first, second in zip(a, b, strict=True))
     if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
         return type(a) is type(b) and type(a) in (bool, int, float, torch.dtype, type(None)) and bool(a == b)
     read |= {a, b}
     if a is b:
         return True
     name = a.target if a.op == "call_method" else getattr(a.target, "__name__", "")
-    alike = a.op == b.op and a.target == b.target and not a.kwargs and not b.kwargs
-    return alike and name in _COMPARED_BY_VALUE and same_contents(a.args, b.args, read)
+    same_op = a.op == b.op and a.target == b.target and not a.kwargs and not b.kwargs
+    return same_op and name in _COMPARED_BY_VALUE and same_contents(a.args, b.args, read)

@@ -39,27 +39,27 @@ def _dims(rows: PickedRows, along: Any) -> list[int]:
     return sorted(dim % rank for dim in given_dims)
 
 
-def _over_all(trace_masks: TraceMasks, func: Any, name: str, rows: PickedRows, rest: Any, kwargs: Any) -> Any:
+def _over_all(trace_masks: TraceMasks, func: Any, name: str, rows: PickedRows, arguments: Any, kwargs: Any) -> Any:
     filled = fill_unpicked(rows, math.inf if name == "softmin" else -math.inf)
     with trace_masks.recorder.on():
-        made = func(filled, *rest, **kwargs)
-    return made if name == "logsumexp" else PickedRows(rows.row_mask, made, unpicked_hold=ANY)
+        result = func(filled, *arguments, **kwargs)
+    return result if name == "logsumexp" else PickedRows(rows.row_mask, result, unpicked_hold=ANY)
 
 
-def _spread(trace_masks: TraceMasks, name: str, rows: PickedRows, rest: Any, kwargs: dict[str, Any]) -> Any:
+def _spread(trace_masks: TraceMasks, name: str, rows: PickedRows, arguments: Any, kwargs: dict[str, Any]) -> Any:
     """The sum of squared deviations, over the number of picked rows less the correction (as in torch, at least 0)."""
-    rest = list(rest)
-    is_old = bool(rest) and isinstance(rest[0], bool)  # `std(unbiased)`
-    correction: Any = rest.pop(0) if is_old else None
-    along = rest.pop(0) if rest else kwargs.pop("dim", None)
+    arguments = list(arguments)
+    is_old = bool(arguments) and isinstance(arguments[0], bool)  # `std(unbiased)`
+    correction: Any = arguments.pop(0) if is_old else None
+    along = arguments.pop(0) if arguments else kwargs.pop("dim", None)
     for key in ("unbiased", "correction"):
         correction = kwargs.pop(key, correction)
-    if rest and correction is None:
-        correction = rest.pop(0)
-    keepdim = rest.pop(0) if rest else kwargs.pop("keepdim", False)
+    if arguments and correction is None:
+        correction = arguments.pop(0)
+    keepdim = arguments.pop(0) if arguments else kwargs.pop("keepdim", False)
     rank = rows.values.ndim
     dims = list(range(rank)) if along is None or along == () or along == [] else _dims(rows, along)
-    if rest or kwargs or dims[:1] != [0] or not isinstance(keepdim, bool):
+    if arguments or kwargs or dims[:1] != [0] or not isinstance(keepdim, bool):
         return NotImplemented
     correction = 1 if correction is None else int(correction) if isinstance(correction, bool) else correction
     if type(correction) is not int:
@@ -73,10 +73,10 @@ def _spread(trace_masks: TraceMasks, name: str, rows: PickedRows, rest: Any, kwa
         squares = PickedRows(rows.row_mask, (values - mean) ** 2).sum(dims, keepdim=keepdim)
         count = rows.row_mask.count * math.prod(values.shape[dim] for dim in dims if dim)
         variance = squares / (count - correction).clamp(min=0)
-        made = variance
+        result = variance
         if name.startswith("std"):  # for equal rows torch's gradient is 0, while that of a root at 0 is infinite
             is_zero = variance == 0
-            made = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, variance).sqrt())
+            result = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, variance).sqrt())
         if not name.endswith("mean"):
-            return made.to(kind)
-        return made.to(kind), (mean if keepdim else mean.squeeze(dims)).to(kind)
+            return result.to(kind)
+        return result.to(kind), (mean if keepdim else mean.squeeze(dims)).to(kind)

@@ -45,16 +45,16 @@ def record_reduction(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], 
     return _with(met[0], func, _NEUTRAL[name], args[1:], kwargs) if name in _NEUTRAL else NotImplemented
 
 
-def _with(rows: PickedRows, func: Any, fill: Any, rest: Any, kwargs: Any) -> Any:
+def _with(rows: PickedRows, func: Any, fill: Any, arguments: Any, kwargs: Any) -> Any:
     filled = fill_unpicked(rows, fill)
     with rows.row_mask.recorder.on():
-        return func(filled, *rest, **kwargs)
+        return func(filled, *arguments, **kwargs)
 
 
-def _are_over_rows(rows: PickedRows, name: str, rest: Any, kwargs: Any) -> bool:
+def _are_over_rows(rows: PickedRows, name: str, arguments: Any, kwargs: Any) -> bool:
     """Whether a reduction names its dims, and that of the rows is among them."""
     place = 1 if name in ("norm", "vector_norm") else 0
-    along = rest[place] if len(rest) > place else kwargs.get("dim")
+    along = arguments[place] if len(arguments) > place else kwargs.get("dim")
     dims = along if isinstance(along, (tuple, list)) else (along,)
     rank = rows.values.ndim
     return name not in ("max", "min") and any(type(dim) is int and dim in (0, -rank) for dim in dims)
@@ -63,7 +63,9 @@ def _are_over_rows(rows: PickedRows, name: str, rest: Any, kwargs: Any) -> bool:
 def _summed(rows: PickedRows, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """A sum or mean over dims, that of the rows among them."""
     rank = rows.values.ndim
-    if dim is not None and not all(isinstance(one, int) for one in (dim if isinstance(dim, (tuple, list)) else (dim,))):
+    if dim is not None and not all(
+        isinstance(index, int) for index in (dim if isinstance(dim, (tuple, list)) else (dim,))
+    ):
         return NotImplemented
     dims = list(range(rank)) if dim is None else [d % rank for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
     counts = name == "mean" and not rows.values.is_floating_point() and not rows.values.is_complex()
@@ -76,8 +78,8 @@ def _summed(rows: PickedRows, name: str, dim: Any = None, keepdim: bool = False,
         kind = dtype or filled.dtype
         is_half = kind in (torch.float16, torch.bfloat16)  # its sum may overflow although the mean does not
         total = filled.sum(dims, keepdim=keepdim, dtype=torch.float32 if is_half else dtype)
-        beside = math.prod(rows.values.shape[d] for d in dims if d)
-        mean = total / (rows.row_mask.count * beside if beside != 1 else rows.row_mask.count)
+        elements = math.prod(rows.values.shape[d] for d in dims if d)
+        mean = total / (rows.row_mask.count * elements if elements != 1 else rows.row_mask.count)
         return mean.to(kind) if is_half else mean
 
 
@@ -88,21 +90,23 @@ def _loss(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dic
         bound = inspect.signature(func).bind(*args, **kwargs)
     except TypeError:
         return NotImplemented
-    met = picked_rows_in((args, kwargs))
-    row_mask, name = met[0].row_mask, plain_name(func)
-    told = bound.arguments
-    how = told.get("reduction", "mean")
-    if any(one.row_mask is not row_mask for one in met) or any(
-        told.get(old) is not None for old in ("size_average", "reduce")
+    picked = picked_rows_in((args, kwargs))
+    row_mask, name = picked[0].row_mask, plain_name(func)
+    arguments = bound.arguments
+    how = arguments.get("reduction", "mean")
+    if any(rows.row_mask is not row_mask for rows in picked) or any(
+        arguments.get(old) is not None for old in ("size_average", "reduce")
     ):
         return NotImplemented
-    plain = [value for name, value in told.items() if is_plain(value) and name not in ("weight", "pos_weight")]
-    rank = max(one.values.ndim for one in met)
-    if not isinstance(told.get("input", met[0]), PickedRows) or any(t.ndim >= rank and t.shape[0] != 1 for t in plain):
+    plain = [value for name, value in arguments.items() if is_plain(value) and name not in ("weight", "pos_weight")]
+    rank = max(rows.values.ndim for rows in picked)
+    if not isinstance(arguments.get("input", picked[0]), PickedRows) or any(
+        t.ndim >= rank and t.shape[0] != 1 for t in plain
+    ):
         return NotImplemented
-    target = told.get("target")
+    target = arguments.get("target")
     if func in OF_ROWS and is_plain(target) and target.ndim and target.shape[0] != 1:
-        return NotImplemented  # a plain target for each picked row: see `beside`
+        return NotImplemented  # a plain target for each picked row: see `whole_operands`
     if (
         func in _OF_CLASSES
         and isinstance(target, PickedRows)
@@ -112,12 +116,12 @@ def _loss(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dic
         signed = target.values.dtype.is_signed
         with trace_masks.recorder.on():
             target = target if signed else PickedRows(row_mask, target.values.long())
-        told["target"] = fill_unpicked(target, told.get("ignore_index", -100))
-        told["input"] = harmless_operands(name, told["input"])
+        arguments["target"] = fill_unpicked(target, arguments.get("ignore_index", -100))
+        arguments["input"] = harmless_operands(name, arguments["input"])
         with trace_masks.recorder.on():
             return func(*bound.args, **bound.kwargs)
-    told["reduction"] = "none"
-    told.update(harmless_operands(name, dict(told)))
+    arguments["reduction"] = "none"
+    arguments.update(harmless_operands(name, dict(arguments)))
     with trace_masks.recorder.on():
         each = PickedRows(row_mask, func(*bound.args, **bound.kwargs))
     if how == "none":

@@ -57,9 +57,9 @@ class TraceMasks:
         if not args and isinstance(kwargs.get("input"), PickedRows) and _BEFORE_INPUT.isdisjoint(kwargs):
             args = (kwargs.pop("input"),)
         for record in RECORDING_FUNCTIONS:
-            made = record(self, func, args, kwargs)
-            if made is not NotImplemented:
-                return made
+            result = record(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         raise first.unknown(name)
 
     def selection(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -79,7 +79,7 @@ class TraceMasks:
         if func is not Tensor.__getitem__:
             return None
         parts = index if isinstance(index, tuple) else (index,)
-        masks = [place for place, one in enumerate(parts) if _is_mask(one) and one.ndim]
+        masks = [place for place, part in enumerate(parts) if _is_mask(part) and part.ndim]
         if len(masks) != 1 or not _plain([*parts[: masks[0]], *parts[masks[0] + 1 :]]):
             return None
         from autopar.tracing.picked import across
@@ -98,7 +98,7 @@ class TraceMasks:
         if func is torch.where or kwargs.get("as_tuple"):
             return indices
         with self.recorder.on():
-            columns = torch.stack([one.values for one in indices], 1)
+            columns = torch.stack([rows.values for rows in indices], 1)
         return PickedRows(row_mask, columns, indices_of=ALL_DIMS)
 
 
@@ -106,5 +106,5 @@ def _is_mask(value: Any) -> bool:
     return is_plain(value) and value.dtype == torch.bool
 
 
-def _plain(rest: list[Any]) -> bool:
-    return all(one is None or one is Ellipsis or isinstance(one, (slice, int)) for one in rest)
+def _plain(parts: list[Any]) -> bool:
+    return all(part is None or part is Ellipsis or isinstance(part, (slice, int)) for part in parts)

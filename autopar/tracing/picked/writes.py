@@ -42,15 +42,15 @@ def record_write(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwar
     if row_mask is None or written.shape[: row_mask.mask.ndim] != row_mask.mask.shape:
         return NotImplemented
     mask = row_mask.mask
-    rest = written.shape[mask.ndim :]
+    inner_shape = written.shape[mask.ndim :]
     with trace_masks.recorder.on():
         if isinstance(value, PickedRows):
-            if value.row_mask is not row_mask or value.row_dim or value.values.ndim != 1 + len(rest):
+            if value.row_mask is not row_mask or value.row_dim or value.values.ndim != 1 + len(inner_shape):
                 return NotImplemented
             value = value.values.reshape((*mask.shape, *value.values.shape[1:])).to(written.dtype)
-        elif is_plain(value) and value.ndim > len(rest):
+        elif is_plain(value) and value.ndim > len(inner_shape):
             return NotImplemented
-        shown = mask[(..., *[None] * len(rest))] if rest else mask
+        shown = mask[(..., *[None] * len(inner_shape))] if inner_shape else mask
         written.copy_(torch.where(shown, value, written))
     return None
 
@@ -59,11 +59,11 @@ def changed(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: d
     """In-place pointwise ops on picked rows: `rows += 1`, `rows.mul_(v)`. All rows are written."""
     rows, others = args[0], args[1:]
     name = meaning(func, args)
-    met = picked_rows_in((args, kwargs))
-    least = FINITE if unpicked_hold_after(name, met) == FINITE else FILLED  # old values stay in the autograd graph
-    is_like = rows.values.ndim == max(one.values.ndim for one in met)
+    operands = picked_rows_in((args, kwargs))
+    least = FINITE if unpicked_hold_after(name, operands) == FINITE else FILLED  # old values stay in the autograd graph
+    is_like = rows.values.ndim == max(operand.values.ndim for operand in operands)
     is_finite = rows.unpicked_hold >= least or (least == FINITE and not rows.values.is_floating_point())
-    if any(one.row_mask is not rows.row_mask for one in met) or not is_pointwise(name):
+    if any(operand.row_mask is not rows.row_mask for operand in operands) or not is_pointwise(name):
         return NotImplemented
     if not is_like or storage_of(rows.values) in trace_masks.maybe_shared:
         return NotImplemented
@@ -74,7 +74,7 @@ def changed(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: d
     shown, named = harmless_operands(name, (others, kwargs))
     with trace_masks.recorder.on():
         func(rows.values, *shown, **named)
-    rows.written(unpicked_hold_after(name, met))
+    rows.written(unpicked_hold_after(name, operands))
     return rows
 
 
@@ -93,18 +93,18 @@ def _set(trace_masks: TraceMasks, rows: PickedRows, index: Any, value: Any) -> A
         again = parts[0].values
         if parts[0].row_mask is not row_mask or again.dtype != torch.bool or again.ndim > values.ndim:
             return NotImplemented
-        both, rank = intersection(row_mask, again), values.ndim - again.ndim + 1
+        mask, rank = intersection(row_mask, again), values.ndim - again.ndim + 1
         with trace_masks.recorder.on():
             if isinstance(value, PickedRows):
-                if value.row_mask is not trace_masks.of(both) or value.values.ndim != rank:
+                if value.row_mask is not trace_masks.of(mask) or value.values.ndim != rank:
                     return NotImplemented
-                value = value.values.reshape((*both.shape, *value.values.shape[1:])).to(values.dtype)
+                value = value.values.reshape((*mask.shape, *value.values.shape[1:])).to(values.dtype)
             elif is_plain(value) and value.ndim >= rank:
                 return NotImplemented
-            values.copy_(torch.where(both[(..., *[None] * (rank - 1))], value, values))
+            values.copy_(torch.where(mask[(..., *[None] * (rank - 1))], value, values))
         rows.written(unpicked_hold)
         return None
-    are_slices = all(isinstance(one, (slice, int)) or one is Ellipsis for one in parts)
+    are_slices = all(isinstance(index_part, (slice, int)) or index_part is Ellipsis for index_part in parts)
     if not are_slices or not (parts[0] is Ellipsis or (isinstance(parts[0], slice) and parts[0] == slice(None))):
         return NotImplemented
     if parts[0] is Ellipsis and len(parts) > values.ndim:
@@ -128,6 +128,6 @@ def _row_mask_of(trace_masks: TraceMasks, index: Any) -> Any:
     if not all(isinstance(part, PickedRows) for part in parts):
         return None
     row_mask = parts[0].row_mask
-    held = [part.indices_of for part in parts]
-    alike = all(part.row_mask is row_mask for part in parts) and held == list(range(row_mask.mask.ndim))
-    return row_mask if alike else None
+    dims = [part.indices_of for part in parts]
+    are_all_dims = all(part.row_mask is row_mask for part in parts) and dims == list(range(row_mask.mask.ndim))
+    return row_mask if are_all_dims else None

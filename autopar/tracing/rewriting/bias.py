@@ -30,10 +30,10 @@ def _linear(recorder: Recorder, input: Any, weight: Any, bias: Any = None) -> An
 
 
 def _convolution(function: Callable[..., Any], dims: int) -> Callable[..., Any]:
-    def split(recorder: Recorder, input: Any, weight: Any, bias: Any = None, *rest: Any, **kwargs: Any) -> Any:
+    def split(recorder: Recorder, input: Any, weight: Any, bias: Any = None, *arguments: Any, **kwargs: Any) -> Any:
         if bias is None:
             return None
-        product = recorder.record(function, input, weight, None, *rest, **kwargs)
+        product = recorder.record(function, input, weight, None, *arguments, **kwargs)
         return _plus(recorder, product, recorder.record(torch.Tensor.view, bias, -1, *[1] * dims))
 
     return split

@@ -24,7 +24,7 @@ _NAMES: dict[Any, str] = {function: name for name, function in ELEMENTWISE.items
 
 def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.Node]:
     """Note such writes at their parameters (`FIRST_WRITES`), and erase their nodes; returns these `writers`."""
-    taken: set[fx.Node] = set()
+    erased: set[fx.Node] = set()
     by_storage: dict[int | None, list[fx.Node]] = {}
     for writer in writers:
         for storage in {storage_of(node.meta[VAL]) for node in writer.meta[WRITES]}:
@@ -35,21 +35,21 @@ def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.N
     alone = {n for n, s in zip(parameters, storages, strict=True) if s not in by_storage and storages.count(s) == 1}
     for parameter, storage in zip(parameters, storages, strict=True):
         if own := by_storage.get(storage):
-            taken.update(_Taking(graph, parameter, own, alone & read).run())
-    return taken
+            erased.update(_Taking(graph, parameter, own, alone & read).run())
+    return erased
 
 
 def _read(graph: fx.Graph, writers: Collection[fx.Node], into_parameters: set[fx.Node]) -> set[fx.Node]:
     """The nodes that the graph's results depend on, apart from writes into parameters; they stay in the graph."""
-    found: set[fx.Node] = set()
+    read_nodes: set[fx.Node] = set()
     ahead = [node for node in graph.nodes if node.op == "output"]
     ahead += [writer for writer in writers if writer not in into_parameters]
     while ahead:
         node = ahead.pop()
-        if node not in found:
-            found.add(node)
-            ahead += [one for one in input_nodes(node) if node not in into_parameters or one is node.args[0]]
-    return found
+        if node not in read_nodes:
+            read_nodes.add(node)
+            ahead += [source for source in input_nodes(node) if node not in into_parameters or source is node.args[0]]
+    return read_nodes
 
 
 class _Taking:
@@ -90,7 +90,7 @@ class _Taking:
                 return None  # a tied parameter, which may be read before
             on_it = bool(node.args) and node.args[0] in self.whole and node.op == "call_method"
             if node in self.own:
-                args, kwargs = self._given(node.args[1:], node.kwargs, len(noted))
+                args, kwargs = self._arguments(node.args[1:], node.kwargs, len(noted))
                 if not on_it or node.target not in _WRITES or None in (*args, *dict(kwargs).values()):
                     return None
                 noted.append((node.target, args, kwargs))
@@ -105,7 +105,7 @@ class _Taking:
 
     def _note(self, node: fx.Node, count: int) -> bool:
         """Note what the node computes, after `count` writes; False if it reads the parameter in an unsupported way."""
-        reads = any(one in self.whole or one in self.made for one in input_nodes(node))
+        reads = any(source in self.whole or source in self.made for source in input_nodes(node))
         value = self._computed(node, count)
         if value is not None:
             self.values[node] = value
@@ -120,10 +120,10 @@ class _Taking:
         function = f"torch.{node.target}" if node.op == "call_method" else _NAMES.get(node.target)
         if function not in ELEMENTWISE or not self._is_like(node):
             return None
-        args, kwargs = self._given(node.args, node.kwargs, count)
+        args, kwargs = self._arguments(node.args, node.kwargs, count)
         return None if None in (*args, *dict(kwargs).values()) else Computed(function, args, kwargs)
 
-    def _given(self, args: Any, kwargs: Any, count: int) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+    def _arguments(self, args: Any, kwargs: Any, count: int) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
         """Arguments in the form of `Writes`; None for each that has no such form."""
         named = tuple((name, self._value(argument, count)) for name, argument in kwargs.items())
         return tuple(self._value(argument, count) for argument in args), named

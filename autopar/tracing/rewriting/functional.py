@@ -65,10 +65,10 @@ def scan(body: Any, carries: Any, inputs: Any, additional: Any, *, dim: int = 0,
     (tensor(3.), tensor([0., 0., 2.]))
     """
     steps = range(inputs[0].shape[dim])
-    made: list[Any] = []
+    outputs: list[Any] = []
     for step in reversed(steps) if reverse else steps:
         values = body(*carries, *(v.select(dim, step) for v in inputs), *additional)
         carries = tuple(values[: len(carries)])
-        made.append(values[len(carries) :])
-    outs = zip(*(reversed(made) if reverse else made), strict=True)
+        outputs.append(values[len(carries) :])
+    outs = zip(*(reversed(outputs) if reverse else outputs), strict=True)
     return (*carries, *(torch.stack(values) for values in outs))

@@ -35,10 +35,10 @@ def functionalize(graph: fx.Graph) -> int:
     writers = [n for n in graph.nodes if WRITES in n.meta and n.target not in NORMS]
     if not writers:
         return 0
-    taken = take_first_writes(graph, writers)
-    left = [writer for writer in writers if writer not in taken]
-    if left:
-        _Functionalization(graph, left).run()
+    erased = take_first_writes(graph, writers)
+    remaining = [writer for writer in writers if writer not in erased]
+    if remaining:
+        _Functionalization(graph, remaining).run()
     return len(writers)
 
 
@@ -78,8 +78,8 @@ class _Functionalization:
                     self._copy_back()
                 if node in self.storage:
                     self._note_arguments(node)
-                node.args = fx.map_arg(node.args, self.now)
-                node.kwargs = fx.map_arg(node.kwargs, self.now)
+                node.args = fx.map_arg(node.args, self.current_node)
+                node.kwargs = fx.map_arg(node.kwargs, self.current_node)
             if node in self.storage:
                 node.meta.pop(KNOWN, None)
                 self._hold(node, node)
@@ -103,23 +103,25 @@ class _Functionalization:
     def _note_arguments(self, node: fx.Node) -> None:
         """Note a view's arguments for recomputing it: `self.queue[self.step]` stays that row when step changes."""
         parent = self.parent[node]
-        self.arguments[node] = fx.map_arg((node.args, node.kwargs), lambda n: n if n is parent else self.now(n))
+        self.arguments[node] = fx.map_arg(
+            (node.args, node.kwargs), lambda n: n if n is parent else self.current_node(n)
+        )
 
-    def now(self, node: fx.Node) -> fx.Node:
+    def current_node(self, node: fx.Node) -> fx.Node:
         """The node that holds the value of `node` at this point."""
         if node not in self.storage or self.fresh[node] == self.version[self.storage[node]]:
             return self.current.get(node, node)
         parent = self.parent[node]
         assert parent is not None, f"{node} is the base of its storage"
-        source = self.now(parent)
-        self._hold(node, source if node in self.writers else self._again(node, parent, source))
+        source = self.current_node(parent)
+        self._hold(node, source if node in self.writers else self._moved_view(node, parent, source))
         return self.current[node]
 
     def _hold(self, node: fx.Node, value: fx.Node) -> None:
         self.current[node] = value
         self.fresh[node] = self.version[self.storage[node]]
 
-    def _again(self, node: fx.Node, parent: fx.Node, source: fx.Node) -> fx.Node:
+    def _moved_view(self, node: fx.Node, parent: fx.Node, source: fx.Node) -> fx.Node:
         """The same view of the storage's new value."""
         args, kwargs = fx.map_arg(self.arguments[node], lambda n: source if n is parent else n)
         again = self.graph.create_node(node.op, node.target, args, kwargs)
@@ -135,15 +137,15 @@ class _Functionalization:
 
     def _replace(self, writer: fx.Node) -> None:
         """Replace a write by its pure form, or by a call on copies where there is none."""
-        args, kwargs = fx.map_arg(writer.args, self.now), fx.map_arg(writer.kwargs, self.now)
+        args, kwargs = fx.map_arg(writer.args, self.current_node), fx.map_arg(writer.kwargs, self.current_node)
         written = writer.meta[WRITES]
         if len(written) == 1:
             ((target, value),) = written.items()
-            pure = Pure(self.graph, writer, self.now(target), value).node(args, kwargs)
+            pure = Pure(self.graph, writer, self.current_node(target), value).node(args, kwargs)
             if pure is not None:
                 self._write_back(target, pure)
                 if writer in self.storage:
-                    self._hold(writer, self.now(target))
+                    self._hold(writer, self.current_node(target))
                 return
         self._run_on_copies(writer, args, kwargs)
 
@@ -155,17 +157,17 @@ class _Functionalization:
         """
         written = writer.meta[WRITES]
         leaves = pytree.tree_leaves((args, kwargs))
-        places = [[i for i, leaf in enumerate(leaves) if leaf is self.now(target)] for target in written]
+        places = [[i for i, leaf in enumerate(leaves) if leaf is self.current_node(target)] for target in written]
         call = self.graph.call_function(OnCopies(writer.target, places), args, kwargs)
         call.meta = {k: v for k, v in writer.meta.items() if k not in (WRITES, KNOWN)}
         own = set(map(storage_of, written.values()))
-        made = pytree.tree_map_only(Tensor, lambda t: None if storage_of(t) in own else t, writer.meta[VAL])
-        call.meta[VAL] = (*(fresh(value) for value in written.values()), made)
+        returned = pytree.tree_map_only(Tensor, lambda t: None if storage_of(t) in own else t, writer.meta[VAL])
+        call.meta[VAL] = (*(fresh(value) for value in written.values()), returned)
         for i, target in enumerate(written):
             self._write_back(target, self._picked(call, i))
-        same = [target for target in written if self.storage[target] == self.storage.get(writer)]
-        if same:
-            self._hold(writer, self.now(same[0]))
+        aliases = [target for target in written if self.storage[target] == self.storage.get(writer)]
+        if aliases:
+            self._hold(writer, self.current_node(aliases[0]))
         elif output_tensors(writer):
             result = self._picked(call, len(written))
             self.current[writer] = result
@@ -194,7 +196,7 @@ class _Functionalization:
         if node.target is operator.getitem and not isinstance(parent.meta[VAL], Tensor):  # one of several views
             index = self.arguments[node][0][1]
             node, parent = parent, self.parent[parent]  # type: ignore[assignment]
-        whole = self.now(parent)
+        whole = self.current_node(parent)
         args, kwargs = fx.map_arg(self.arguments[node], lambda n: whole if n is parent else n)
         pure = Pure(self.graph, value, whole, _requiring(parent.meta[VAL], output_tensors(value)[0].requires_grad))
         if node.target is operator.getitem:

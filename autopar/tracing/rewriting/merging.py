@@ -36,9 +36,9 @@ def merge_equal_constants(graph: fx.Graph) -> int:
             continue
         modes = (repr(node.meta.get(name)) for name in (REGION, AUTOCAST, GRAD_MODE))
         key = (node.target, repr((node.args, node.kwargs)), *modes)
-        kept = first.setdefault(key, node)
-        if kept is not node:
-            node.replace_all_uses_with(kept)
+        representative = first.setdefault(key, node)
+        if representative is not node:
+            node.replace_all_uses_with(representative)
             graph.erase_node(node)
             erased += 1
     return erased

@@ -63,9 +63,9 @@ class Pure:
         if twin is not None and args[0] is self.target:
             return self._overload(twin, args, kwargs)
         if kwargs.get("out") is self.target and not isinstance(writer.target, str):
-            made = self._returned(writer.target, args, {k: v for k, v in kwargs.items() if k != "out"})
-            if made is not None:
-                return made
+            returned = self._returned(writer.target, args, {k: v for k, v in kwargs.items() if k != "out"})
+            if returned is not None:
+                return returned
         if kwargs.get("inplace"):
             return self.function(writer.target, *args, **{**kwargs, "inplace": False})
         if _pure_method(name) and args and args[0] is self.target:
@@ -74,11 +74,11 @@ class Pure:
 
     def _returned(self, function: Any, args: Any, kwargs: Any) -> fx.Node | None:
         """The result of `torch.add(x, y, out=z)` without `out`, cast to z's dtype; None if it has another shape."""
-        made = self._dtype_of(function, args, kwargs)
-        if made is None:
+        dtype = self._dtype_of(function, args, kwargs)
+        if dtype is None:
             return None
-        node = self._noted(self.graph.call_function(function, args, kwargs), made)
-        return node if made == self.value.dtype else self.method("to", node, self.value.dtype)
+        node = self._noted(self.graph.call_function(function, args, kwargs), dtype)
+        return node if dtype == self.value.dtype else self.method("to", node, self.value.dtype)
 
     def _overload(self, twin: Any, args: Any, kwargs: Any) -> fx.Node:
         """The pure form of an ATen operation."""
@@ -106,12 +106,12 @@ class Pure:
             return self._function_twin(twin, args, kwargs)
         if name in _NO_TWIN or not hasattr(Tensor, twin):
             return self.function(functional.apply_inplace, name, *args, **kwargs)
-        made = self._dtype_of(getattr(Tensor, twin), args, kwargs)
-        if made is None or (self.value.requires_grad and not (made.is_floating_point or made.is_complex)):
+        dtype = self._dtype_of(getattr(Tensor, twin), args, kwargs)
+        if dtype is None or (self.value.requires_grad and not (dtype.is_floating_point or dtype.is_complex)):
             return self.function(functional.apply_inplace, name, *args, **kwargs)  # `==` has no gradient
         node = self.method(twin, *args, **kwargs)
-        if made != self.value.dtype:
-            self._noted(node, made)
+        if dtype != self.value.dtype:
+            self._noted(node, dtype)
             node = self.method("to", node, self.value.dtype)
         return node
 
@@ -136,8 +136,8 @@ class Pure:
 
 def fresh(value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A data-free tensor like another one, with its own storage."""
-    found = torch.empty_strided(value.shape, value.stride(), dtype=dtype or value.dtype, device="meta")
-    return found.requires_grad_() if value.requires_grad else found
+    tensor = torch.empty_strided(value.shape, value.stride(), dtype=dtype or value.dtype, device="meta")
+    return tensor.requires_grad_() if value.requires_grad else tensor
 
 
 def _pure_method(name: str) -> str:

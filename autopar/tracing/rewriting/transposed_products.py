@@ -37,5 +37,5 @@ def _turned(factor: object) -> fx.Node | None:
     turned, plain = factor.meta.get(VAL), source.meta.get(VAL)
     if not isinstance(turned, torch.Tensor) or not isinstance(plain, torch.Tensor) or plain.dim() != 2:
         return None
-    alike = (turned.shape, turned.stride()) == (plain.shape[::-1], plain.stride()[::-1])
-    return source if alike and plain.dtype == turned.dtype and not plain.is_complex() else None
+    is_transpose = (turned.shape, turned.stride()) == (plain.shape[::-1], plain.stride()[::-1])
+    return source if is_transpose and plain.dtype == turned.dtype and not plain.is_complex() else None

@@ -41,12 +41,13 @@ class Autocast:
         from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
         try:
-            wanted = _dtypes(_run_fake(func, args, kwargs, dtype))
+            autocast_dtypes = _dtypes(_run_fake(func, args, kwargs, dtype))
         except (DataDependentOutputException, DynamicOutputShapeException):  # `x[mask]`: such ops are not cast
             return None
         with disabled(kind):
             return next(
-                (c for c in (None, dtype, torch.float32) if _dtypes_with(func, args, kwargs, c) == wanted), None
+                (c for c in (None, dtype, torch.float32) if _dtypes_with(func, args, kwargs, c) == autocast_dtypes),
+                None,
             )
 
 

@@ -39,27 +39,27 @@ def with_wide_weights(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> 
     Weights are read in the compute dtype, while running statistics are buffers, which keep their own dtype. Torch takes
     half-precision weights only with half-precision statistics, but takes float32 weights with a half-precision input.
     """
-    given = named(func, args, kwargs)
-    running = given.get(RUNNING[0])
+    arguments = named(func, args, kwargs)
+    running = arguments.get(RUNNING[0])
     for name in AFFINE:
-        tensor = given.get(name)
+        tensor = arguments.get(name)
         if tensor is not None and running is not None and tensor.dtype.itemsize < running.dtype.itemsize:
-            given[name] = recorder.record(torch.Tensor.to, tensor, running.dtype)
-    positional = [given.pop(name) for name in NORMS[func][: len(args)]]
-    return recorder.record(func, *positional, **given)
+            arguments[name] = recorder.record(torch.Tensor.to, tensor, running.dtype)
+    positional = [arguments.pop(name) for name in NORMS[func][: len(args)]]
+    return recorder.record(func, *positional, **arguments)
 
 
 def _traceable(module: _BatchNorm, input: torch.Tensor) -> torch.Tensor:
     """The forward of a batch norm; a cumulative average is computed from the number of batches as a tensor."""
-    mean, var, seen = module.running_mean, module.running_var, module.num_batches_tracked
+    mean, var, batches = module.running_mean, module.running_var, module.num_batches_tracked
     averages = module.training and module.track_running_stats and module.momentum is None
-    if not averages or mean is None or var is None or seen is None:
+    if not averages or mean is None or var is None or batches is None:
         return _forward(module, input)
     module._check_input_dim(input)
-    seen.add_(1)
+    batches.add_(1)
     own_mean, own_var = torch.zeros_like(mean), torch.zeros_like(var)
     result = F.batch_norm(input, own_mean, own_var, module.weight, module.bias, True, 1.0, module.eps)
-    part = seen.to(mean.dtype).reciprocal()
+    part = batches.to(mean.dtype).reciprocal()
     mean.lerp_(own_mean, part)
     var.lerp_(own_var, part)
     return result

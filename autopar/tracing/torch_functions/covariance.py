@@ -22,13 +22,13 @@ COVARIANCES = methods("cov", "corrcoef")
 
 def covariances(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The call's result, computed by recorded ops; calls that torch refuses are left to torch."""
-    given = {"input": args[0], **kwargs} if args else kwargs
-    own = given["input"]
+    arguments = {"input": args[0], **kwargs} if args else kwargs
+    own = arguments["input"]
     if own.ndim > 2 or own.dtype == torch.bool or not _weights_fit(own, **kwargs):
         return recorder.record(func, *args, **kwargs)
     function = correlation if func.__name__ == "corrcoef" else covariance
     with recorder:
-        return function(**given)
+        return function(**arguments)
 
 
 def _weights_fit(own: Tensor, fweights: Tensor | None = None, aweights: Tensor | None = None, **others: Any) -> bool:
@@ -77,12 +77,12 @@ def correlation(input: Tensor) -> Tensor:
     >>> correlation(torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])).tolist()
     [[1.0, -1.0], [-1.0, 1.0]]
     """
-    found = covariance(input)
-    if not found.ndim:
-        return found / found
-    variance = torch.einsum("ii->i", found)
+    result = covariance(input)
+    if not result.ndim:
+        return result / result
+    variance = torch.einsum("ii->i", result)
     deviation = (variance.real if variance.is_complex() else variance).sqrt()
-    found = found / deviation.unsqueeze(1) / deviation
-    if found.is_complex():
-        return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
-    return found.clamp(-1, 1)
+    result = result / deviation.unsqueeze(1) / deviation
+    if result.is_complex():
+        return torch.complex(result.real.clamp(-1, 1), result.imag.clamp(-1, 1))
+    return result.clamp(-1, 1)

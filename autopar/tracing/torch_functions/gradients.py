@@ -33,19 +33,19 @@ def differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
             "gradients, with torch.autograd.grad(energy, x, create_graph=True)",
             where=recorder.where(),
         )
-    asked = inspect.signature(func).bind(*args, **kwargs).arguments
-    by = pytree.tree_leaves(asked["inputs"])
+    arguments = inspect.signature(func).bind(*args, **kwargs).arguments
+    by = pytree.tree_leaves(arguments["inputs"])
     if any(recorder.node_of(tensor).op == "get_attr" for tensor in by):
         raise TraceError(
             "grad() inside forward asks for gradients with respect to a parameter, a buffer or a constant: let the "
             "module around it be a leaf, whose gradients every rank computes whole",
             where=recorder.where(),
         )
-    if asked.get("is_grads_batched"):
+    if arguments.get("is_grads_batched"):
         raise TraceError("grad(is_grads_batched=True) inside forward: call it for each row", where=recorder.where())
     for tensor in by:
         _begin_at(recorder, tensor)
-    return recorder.record_call(func, partial(_gradients, recorder, asked), args, kwargs)
+    return recorder.record_call(func, partial(_gradients, recorder, arguments), args, kwargs)
 
 
 def _begin_at(recorder: Recorder, tensor: torch.Tensor) -> None:
@@ -56,44 +56,48 @@ def _begin_at(recorder: Recorder, tensor: torch.Tensor) -> None:
     with recorder.graph.inserting_after(node):
         start = recorder.graph.call_function(start_of_gradients, (node,))
     before = recorder.read_before_gradient.get(id(tensor), frozenset())
-    node.replace_all_uses_with(start, delete_user_cb=lambda one: one is not start and one not in before)
+    node.replace_all_uses_with(start, delete_user_cb=lambda user: user is not start and user not in before)
     start.meta.update({key: node.meta[key] for key in (SCOPE, REGION, PLACE, GRAD_MODE, AUTOCAST)})
     start.meta[VAL] = value_of(tensor)
     recorder.nodes[id(tensor)] = start
 
 
 def _gradients(
-    recorder: Recorder, asked: Mapping[str, Any], *args: Any, **kwargs: Any
+    recorder: Recorder, call_arguments: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor | None, ...]:
     """The data-free results of such a call; as tensors have no history, the graph tells which inputs matter.
 
     Raises RuntimeError, as torch does, for an input that leads to no output.
     """
-    ends = [recorder.node_of(tensor) for tensor in pytree.tree_leaves(asked["outputs"]) if tensor.requires_grad]
+    ends = [
+        recorder.node_of(tensor) for tensor in pytree.tree_leaves(call_arguments["outputs"]) if tensor.requires_grad
+    ]
     leading = _ancestors(ends)
-    found: list[torch.Tensor | None] = []
-    for tensor in pytree.tree_leaves(asked["inputs"]):
+    results: list[torch.Tensor | None] = []
+    for tensor in pytree.tree_leaves(call_arguments["inputs"]):
         is_used = recorder.node_of(tensor) in leading
-        if not (is_used or asked.get("allow_unused") or asked.get("materialize_grads")):
+        if not (is_used or call_arguments.get("allow_unused") or call_arguments.get("materialize_grads")):
             raise RuntimeError(
                 "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
                 "if this is the desired behavior."
             )
-        made = torch.empty_like(tensor, requires_grad=bool(is_used and asked.get("create_graph")))
-        found.append(made.clone() if is_used or asked.get("materialize_grads") else None)  # a clone is no autograd leaf
-    return tuple(found)
+        gradient = torch.empty_like(tensor, requires_grad=bool(is_used and call_arguments.get("create_graph")))
+        results.append(
+            gradient.clone() if is_used or call_arguments.get("materialize_grads") else None
+        )  # a clone is no autograd leaf
+    return tuple(results)
 
 
 def _ancestors(ends: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes that `ends` are computed from, and these themselves, along tensors that require gradients."""
     waiting = list(ends)
-    found = set(waiting)
+    ancestors = set(waiting)
     while waiting:
         node = waiting.pop()
-        sources = [one for one in node.all_input_nodes if one not in found and _has_gradient(one)]
-        found.update(sources)
+        sources = [source for source in node.all_input_nodes if source not in ancestors and _has_gradient(source)]
+        ancestors.update(sources)
         waiting += sources
-    return found
+    return ancestors
 
 
 def _has_gradient(node: fx.Node) -> bool:

@@ -17,13 +17,15 @@ Tensor = torch.Tensor
 
 def new(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The handler of `Tensor.new`; calls with other arguments (a storage) are recorded as they are."""
-    like, *given = args
+    like, *positional = args
     device = {name: value for name, value in kwargs.items() if name == "device"}
-    size = kwargs.get("size", given[0] if len(given) == 1 and isinstance(given[0], torch.Size) else tuple(given))
+    size = kwargs.get(
+        "size", positional[0] if len(positional) == 1 and isinstance(positional[0], torch.Size) else tuple(positional)
+    )
     if kwargs.keys() - {"device", "size"}:
         return recorder.record(func, *args, **kwargs)
-    if isinstance(size, torch.Size) or all(isinstance(one, int) for one in size):
+    if isinstance(size, torch.Size) or all(isinstance(length, int) for length in size):
         return recorder.record(Tensor.new_empty, like, tuple(size) or (0,), **device)
-    if len(given) == 1 and isinstance(given[0], (list, tuple)):
-        return recorder.record(Tensor.new_tensor, like, given[0], **device)
+    if len(positional) == 1 and isinstance(positional[0], (list, tuple)):
+        return recorder.record(Tensor.new_tensor, like, positional[0], **device)
     return recorder.record(func, *args, **kwargs)

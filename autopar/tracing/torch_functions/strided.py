@@ -24,8 +24,8 @@ _SIGNATURE = inspect.signature(lambda input, size, stride, storage_offset=None: 
 
 def as_strided(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Record the call; UntraceableError if it depends on memory other than the tensor's own elements."""
-    given = _SIGNATURE.bind(*args, **{"input" if name == "self" else name: value for name, value in kwargs.items()})
-    tensor, *numbers = given.args
+    bound = _SIGNATURE.bind(*args, **{"input" if name == "self" else name: value for name, value in kwargs.items()})
+    tensor, *numbers = bound.args
     size, stride, *start = as_numbers(recorder, numbers)
     offset = start[0] if start else None
     last = (offset or 0) + sum((count - 1) * step for count, step in zip(size, stride, strict=True))

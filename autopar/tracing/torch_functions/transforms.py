@@ -40,7 +40,7 @@ class _Below(TorchDispatchMode):
         kwargs = kwargs or {}
         if kwargs.get("device") == META:  # vmap creates tensors on the device of its operands
             kwargs = {**kwargs, "device": self.recorder.device}
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._made, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._node_for_zeros, (args, kwargs))
         if func is torch.ops.aten._local_scalar_dense.default and self.recorder.known.can_tell(args):
             return ask(self.recorder, torch.Tensor.item, args, kwargs)
         result = self.recorder.record(func, *args, **kwargs)
@@ -58,7 +58,7 @@ class _Below(TorchDispatchMode):
                 return self.recorder.record(func, *args, **kwargs)
         return func(*args, **{**kwargs, "device": META})
 
-    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _node_for_zeros(self, tensor: torch.Tensor) -> torch.Tensor:
         """A node for zero tensors that forward-mode AD creates for missing tangents without passing any mode."""
         if not tensor._is_zerotensor() or id(tensor) in self.recorder.nodes:
             return tensor
@@ -89,16 +89,16 @@ def transformed_bodies(recorder: Recorder) -> Iterator[None]:
     """While inside, functions transformed by `torch.vmap` or `torch.func` are recorded as ops on plain tensors."""
     apis: Any = torch._functorch.apis
     eager: Any = torch._functorch.eager_transforms
-    held = weakref.ref(recorder)  # torch keeps lists of its functions, which may keep these replacements alive
+    weak_recorder = weakref.ref(recorder)  # torch keeps lists of its functions, which may keep these replacements alive
 
     def below(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            recorder = held()
+            recorder = weak_recorder()
             if recorder is None or not recorder.is_recording() or recorder.below is not None:
                 return original(*args, **kwargs)
             for rows in picked_rows_in((args, kwargs)):
                 raise rows.unknown(f"torch.func.{name}")
-            with _Below(recorder) as seen, recorder.below_functions(seen.function):  # one mode for nested transforms
+            with _Below(recorder) as mode, recorder.below_functions(mode.function):  # one mode for nested transforms
                 return original(*args, **kwargs)
 
         return call

@@ -17,10 +17,10 @@ Tensor = torch.Tensor
 
 def type_of(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The handler of `Tensor.type`, which is given a dtype, a tensor class or the name of one."""
-    given = args[1] if len(args) > 1 else kwargs.get("dtype")
-    if given is None:
+    kind_asked = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if kind_asked is None:
         name, kind = torch.empty(0, dtype=args[0].dtype).type(), recorder.device.type
         return name if kind == "cpu" else name.replace("torch.", f"torch.{kind}.", 1)
-    if isinstance(given, str):
-        given = torch.empty(0).type(f"torch.{given.rpartition('.')[2]}").dtype
-    return recorder.record(Tensor.to, args[0], getattr(given, "dtype", given))
+    if isinstance(kind_asked, str):
+        kind_asked = torch.empty(0).type(f"torch.{kind_asked.rpartition('.')[2]}").dtype
+    return recorder.record(Tensor.to, args[0], getattr(kind_asked, "dtype", kind_asked))

@@ -23,25 +23,25 @@ _BROADCAST = ("weight", "pos_weight")  # arguments of losses that broadcast over
 
 def pair_with_whole_tensors(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call with such tensors replaced by picked rows; NotImplemented if there are none."""
-    met, name = picked_rows_in((args, kwargs)), plain_name(func)
-    row_mask, rank = met[0].row_mask, max(one.values.ndim for one in met)
-    if any(one.row_mask is not row_mask or one.row_dim for one in met) or not (
+    operands, name = picked_rows_in((args, kwargs)), plain_name(func)
+    row_mask, rank = operands[0].row_mask, max(operand.values.ndim for operand in operands)
+    if any(operand.row_mask is not row_mask or operand.row_dim for operand in operands) or not (
         func in LOSSES or is_elementwise(name, args, kwargs)
     ):
         return NotImplemented
     least = 1 if func in OF_ROWS else rank
 
-    def is_as_many(one: Any) -> bool:
-        return is_plain(one) and least <= one.ndim <= rank and one.shape[0] != 1
+    def is_as_many(operand: Any) -> bool:
+        return is_plain(operand) and least <= operand.ndim <= rank and operand.shape[0] != 1
 
     fixed = {key: value for key, value in kwargs.items() if key in _BROADCAST}
     others = {key: value for key, value in kwargs.items() if key not in _BROADCAST}
-    if func in LOSSES and any(is_plain(one) for one in args[2:]):
+    if func in LOSSES and any(is_plain(operand) for operand in args[2:]):
         return NotImplemented
-    if not any(is_as_many(one) for one in pytree.tree_leaves((args, others))):
+    if not any(is_as_many(operand) for operand in pytree.tree_leaves((args, others))):
         return NotImplemented
     args, others = pytree.tree_map(
-        lambda one: _rows(trace_masks, row_mask, one) if is_as_many(one) else one, (args, others)
+        lambda operand: _rows(trace_masks, row_mask, operand) if is_as_many(operand) else operand, (args, others)
     )
     return trace_masks.record_call(func, args, {**others, **fixed})
 

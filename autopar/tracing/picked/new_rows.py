@@ -1,5 +1,5 @@
-"""Tensors that are created with as many rows as a mask picks: `torch.ones(rows.shape[0])`,
-`torch.arange(len(rows))`."""
+"""Tensors that are made with as many rows as a mask picks: `torch.ones(rows.shape[0])`, `torch.arange(len(rows))`,
+`negatives.expand(len(rows), -1)`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from autopar.tracing.picked.picked_rows import FILLED, ROW_NUMBERS, PickedRows, 
 from autopar.tracing.picked.trace_masks import TraceMasks
 
 Tensor = torch.Tensor
+_REPEATING = (Tensor.expand, Tensor.repeat)
 _OF_SIZES = {torch.ones: 0, torch.zeros: 0, torch.empty: 0, torch.full: 0} | {
     getattr(Tensor, name): 1 for name in ("new_ones", "new_zeros", "new_empty", "new_full")
 }
@@ -20,6 +21,8 @@ def create_as_many_rows(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...
     """As many rows as are picked, if the first size is their number; NotImplemented for any other call."""
     if func is torch.arange:
         return _row_numbers(trace_masks, *args, **kwargs)
+    if func in _REPEATING:
+        return NotImplemented if kwargs else _repeated(trace_masks, func, *args)
     if func not in _OF_SIZES:
         return NotImplemented
     before, sizes = args[: _OF_SIZES[func]], args[_OF_SIZES[func] :]
@@ -35,6 +38,17 @@ def create_as_many_rows(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...
         return PickedRows(
             row_mask, func(*before, (row_mask.flat_mask.shape[0], *sizes[1:]), *behind, **kwargs), unpicked_hold=FILLED
         )
+
+
+def _repeated(trace_masks: TraceMasks, func: Any, values: Tensor, *given: Any) -> Any:
+    """A tensor that is the same for all picked rows."""
+    sizes = tuple(given[0]) if given and isinstance(given[0], (tuple, list)) else given
+    row_mask = _mask_counted_by(trace_masks, sizes[0] if sizes else None)
+    has_one_row = values.ndim < len(sizes) or (values.ndim == len(sizes) and values.shape[0] == 1)
+    if row_mask is None or not has_one_row:
+        return NotImplemented
+    with trace_masks.recorder.on():
+        return PickedRows(row_mask, func(values, (row_mask.flat_mask.shape[0], *sizes[1:])))
 
 
 def _mask_counted_by(trace_masks: TraceMasks, number: Any) -> RowMask | None:

@@ -9,17 +9,17 @@ from autopar.solver.linear.terms import Array
 
 
 @dataclass
-class Once:
+class SharedColumns:
     """`shares`: whether several parts of a problem have the same variables; if not, nothing is cached."""
 
     shares: bool = False
-    _made: dict[Hashable, Array] = field(default_factory=dict)
+    _results: dict[Hashable, Array] = field(default_factory=dict)
 
     def __call__(self, key: Hashable, of: Sequence[Array], make: Callable[[], Array]) -> Array:
         """The result of `make`, cached by `key` and the arrays of variables `of`."""
         if not self.shares:
             return make()
-        key = key, *((some.shape, some.tobytes()) for some in of)
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        key = key, *((variables.shape, variables.tobytes()) for variables in of)
+        if key not in self._results:
+            self._results[key] = make()
+        return self._results[key]
