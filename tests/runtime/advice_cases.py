@@ -61,13 +61,13 @@ def advised() -> list[list[str]]:
         (lambda: nn.functional.mse_loss(model(ROWS)["x"], ROWS), "as loss_fn=... to autoparallelize"),
         (lambda: dist.all_reduce(parameter.grad), "summed over the ranks already"),
         (lambda: nn.utils.clip_grad_norm_([parameter, alone], 1.0), "clip_grads_with_norm_"),
-        (lambda: torch._foreach_add_([parameter.detach(), torch.zeros(2)], 1.0), "avg_fn=get_ema_avg_fn"),
+        (lambda: torch._foreach_add([parameter.detach(), torch.zeros(2)], 1.0), "or write in place"),
         # torch 2.15 gives no error
         *([(slice_written, "copy_ or parameter.data")] if torch.__version__ < "2.15" else []),
         (lambda: trained_by(torch.optim.SGD, fused=True), "leave fused=True out"),
         (lambda: torch.tensor([parameter.detach().norm()]), "torch.nn.utils.get_total_norm takes DTensors"),
         (lambda: output.backward(torch.ones(output.shape)), "distribute_tensor(gradient, output.device_mesh"),
-        (lambda: parameter.detach().norm(dim=1).clamp_(min=0.1), "takes clamp in place of clamp_"),
+        (lambda: parameter.detach().norm(dim=1).add_(0.1), "takes add in place of add_"),
         (scaled_between_micro_batches, "moves gradients in every N-th backward"),
         (clipped_between_micro_batches, "where sync_gradients is true"),
         (

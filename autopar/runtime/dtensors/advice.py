@@ -17,9 +17,8 @@ _ADVICE = {  # by a part of the error's text; the first that matches counts
         "squares, and give that to torch.nn.utils.clip_grads_with_norm_ for each kind"
     ),
     "aten._foreach_": (
-        "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make"
-        " two calls. For AveragedModel(use_buffers=True) that is avg_fn=get_ema_avg_fn(...) in place of "
-        "multi_avg_fn"
+        "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make two calls, "
+        "or write in place (torch._foreach_mul_ in place of torch._foreach_mul)"
     ),
     "got mixed torch.Tensor and DTensor": (
         "parameters and gradients of a planned model are DTensors, and so is what it returns sharded. "
@@ -50,8 +49,7 @@ _ADVICE = {  # by a part of the error's text; the first that matches counts
     ),
     "in-place operations that require placement changes": (
         "torch cannot write so into sharded DTensors, as parameters and gradients of a planned model are:"
-        " compute the new value and write it with copy_. What was computed of them (a norm) takes clamp in place of "
-        "clamp_"
+        " compute the new value and write it with copy_. What was computed of them (a norm) takes add in place of add_"
     ),
     "object has no attribute 'mesh'": (
         "torch takes a sum of two DTensors, as numbers of parameters of a planned model are, for one with a number of "
