@@ -51,7 +51,7 @@ def advised() -> list[list[str]]:
         (lambda: nn.functional.mse_loss(model(ROWS)["x"], ROWS), "as loss_fn=... to autoparallelize"),
         (lambda: dist.all_reduce(parameter.grad), "summed over the ranks already"),
         (lambda: nn.utils.clip_grad_norm_([parameter, alone], 1.0), "clip_grads_with_norm_"),
-        (lambda: torch._foreach_add([parameter.detach(), torch.zeros(2)], 1.0), "make two calls"),
+        (lambda: torch._foreach_add([parameter.detach(), torch.zeros(2)], 1.0), "or write in place"),
         (lambda: trained_by(torch.optim.SGD, fused=True), "leave fused=True out"),
         (lambda: torch.tensor([parameter.detach().norm()]), "torch.nn.utils.get_total_norm takes DTensors"),
         (lambda: output.backward(torch.ones(output.shape)), "distribute_tensor(gradient, output.device_mesh"),

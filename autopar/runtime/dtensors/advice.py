@@ -17,7 +17,8 @@ _ADVICE = {  # by a part of the error's text; the first that matches counts
         "squares, and give that to torch.nn.utils.clip_grads_with_norm_ for each kind"
     ),
     "aten._foreach_": (
-        "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make two calls"
+        "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make two calls, "
+        "or write in place (torch._foreach_mul_ in place of torch._foreach_mul)"
     ),
     "got mixed torch.Tensor and DTensor": (
         "parameters and gradients of a planned model are DTensors, and so is what it returns sharded. "
