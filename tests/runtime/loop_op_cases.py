@@ -71,6 +71,8 @@ OPS: dict[str, Op] = {
     "rows one by one": lambda w: torch.stack([row.sum() for row in w.unbind(0)]),
     "elements that a mask picks (SARA)": lambda w: w[w > 0.0],
     "a mask set": lambda w: _set_where(w.clone()),
+    "a mask set, of columns": lambda w: _set_where(w.t().clone()),
+    "blocks of a vector": lambda w: (w.t() * 1.0).reshape(-1).view(5, 4).abs().amax(1),
     "any, as a number": lambda w: (w > 0).any().double() * -1,
     "any of rows, as numbers": lambda w: (w > 0).any(0).double() + 1,
     "all of several": lambda w: torch.stack([w.isfinite().all(), torch.ones_like(w.sum()) > 0]).all(),

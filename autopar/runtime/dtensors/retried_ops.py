@@ -70,6 +70,8 @@ def _retried(own: Callable[..., Any]) -> Callable[..., Any]:
                 _has_number_as_tensor(op_call, args) or _has_parts_of_count(args)
             )
             again = _on_joined(op_call, args, kwargs) if is_mixed_up else None
+            if _writes_where_mask(op_call, args):
+                again = _another_way(op_call, args, kwargs, is_ruled=False)
             if again is None:
                 return found
         return again()
@@ -90,7 +92,7 @@ def _another_way(
         return functools.partial(_one_by_one, op_call, args, kwargs)
     if op_call.namespace != "aten" or {torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view} & {*op_call.tags}:
         return None
-    if is_ruled and op_call.is_view and any(placement.is_shard() for placement in args[0].placements):
+    if is_ruled and op_call.is_view and not all(placement.is_replicate() for placement in args[0].placements):
         return functools.partial(_viewed, op_call, args, kwargs)
     written = sum(argument.alias_info is not None for argument in op_call._schema.arguments)
     if not written:
@@ -104,6 +106,13 @@ def _has_number_as_tensor(op_call: OpOverload[..., Any], args: tuple[Any, ...]) 
     """torch would find the layouts of this call again for one with a tensor in place of the number."""
     pairs = zip(op_call._schema.arguments, args, strict=False)
     return any(isinstance(value, (int, float)) and str(argument.type) == "Tensor" for argument, value in pairs)
+
+
+def _writes_where_mask(op_call: OpOverload[..., Any], args: tuple[Any, ...]) -> bool:
+    """torch takes a mask for an index into one dim, and fails on the ranks whose shards have other shapes than it."""
+    if op_call not in (_aten.index_put.default, _aten.index_put_.default):
+        return False
+    return any(isinstance(index, DTensor) and index.dtype == torch.bool and index.ndim > 1 for index in args[1])
 
 
 def _has_parts_of_count(args: tuple[Any, ...]) -> bool:
