@@ -87,9 +87,9 @@ def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     at_once: list[float] = []
 
     class Watched(incumbent.Incumbent):
-        def solve(self, node: Outcome, least: float = -math.inf) -> None:
-            at_once.extend([least] if least > -math.inf else [])
-            super().solve(node, least)
+        def solve(self, node: Outcome, known_bound: float = -math.inf) -> bool:
+            at_once.extend([known_bound] if known_bound > -math.inf else [])
+            return super().solve(node, known_bound)
 
     monkeypatch.setattr(branching, "Incumbent", Watched)
     monkeypatch.setattr(branching, "_SPLITS_BEFORE_DIVE", 1)
