@@ -64,6 +64,7 @@ class HandTraced:
     loss_names: tuple[str, ...] = ()
     entry: Entry = FORWARD
     numbers: Mapping[str, int | float] = field(default_factory=dict)
+    numbers_read: Mapping[str, int | float] = field(default_factory=dict)
     states: Mapping[str, State] = field(default_factory=dict)
     set_outputs: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
