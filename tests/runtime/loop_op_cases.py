@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dtensor_support import JOINS_SPLIT_DIMS
 from habit_cases import planned
 from large_cases import refusal
 from loop_cases import ROWS, whole
@@ -41,6 +42,7 @@ def _set_where(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+BLOCKS: dict[str, Op] = {"blocks of a vector": lambda w: (w.t() * 1.0).reshape(-1).view(5, 4).abs().amax(1)}
 FACTOR = torch.tensor(-2.0, dtype=torch.float64)
 OPS: dict[str, Op] = {
     "norms clamped (AGC)": lambda w: w.norm(dim=0).clamp_(min=3.0).mul_(-1.0),
@@ -72,7 +74,6 @@ OPS: dict[str, Op] = {
     "elements that a mask picks (SARA)": lambda w: w[w > 0.0],
     "a mask set": lambda w: _set_where(w.clone()),
     "a mask set, of columns": lambda w: _set_where(w.t().clone()),
-    "blocks of a vector": lambda w: (w.t() * 1.0).reshape(-1).view(5, 4).abs().amax(1),
     "any, as a number": lambda w: (w > 0).any().double() * -1,
     "any of rows, as numbers": lambda w: (w > 0).any(0).double() + 1,
     "all of several": lambda w: torch.stack([w.isfinite().all(), torch.ones_like(w.sum()) > 0]).all(),
@@ -88,7 +89,7 @@ def ops_on_parts() -> dict[str, str]:
     planned("fsdp")  # ops are mended from the first planned model on
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found, values = {}, torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    for name, op in OPS.items():
+    for name, op in (OPS | (BLOCKS if JOINS_SPLIT_DIMS else {})).items():
         right = op(values.clone())
         try:
             got = whole(op(_sharded(values, mesh)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from dtensor_support import TAKES_GRADIENTS
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -149,7 +150,7 @@ def test_a_weight_that_all_blocks_read_has_no_counterparts_in_their_shared_bucke
     live, predicted = live_and_predicted(
         nn.Sequential(*blocks), {"input": torch.rand(16, 256)}, mesh, constraints="fsdp"
     )
-    assert live <= predicted * 1.001
+    assert live <= predicted * (1.001 if TAKES_GRADIENTS else 1.01)
     assert predicted <= live * 1.1
 
 

@@ -52,6 +52,7 @@ def retry_ops() -> None:
     """
     kind: Any = type(DTensor._op_dispatcher)
     kind._propagate_op_sharding_dispatch_slow_path = _retried(kind._propagate_op_sharding_dispatch_slow_path)
+    kind._dispatch_fast_path_python_tail = _retried_at_end(kind._dispatch_fast_path_python_tail)
 
 
 def _retried(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +68,9 @@ def _retried(own: Callable[..., Any]) -> Callable[..., Any]:
                 raise
         else:
             is_mixed_up = getattr(found, "needs_redistribute", False) and (
-                _has_number_as_tensor(op_call, args) or _has_parts_of_count(args)
+                _has_number_as_tensor(op_call, args)
+                or _has_parts_of_count(args)
+                or _writes_parts_in_list(op_call, args)
             )
             again = _on_joined(op_call, args, kwargs) if is_mixed_up else None
             if _writes_where_mask(op_call, args):
@@ -77,6 +80,25 @@ def _retried(own: Callable[..., Any]) -> Callable[..., Any]:
         return again()
 
     return propagate
+
+
+def _retried_at_end(own: Callable[..., Any]) -> Callable[..., Any]:
+    """torch 2.11 refuses an op in place that would change the layout only once it has run on a copy."""
+
+    @functools.wraps(own)
+    def tail(
+        dispatcher: Any, op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *others: Any
+    ) -> Any:
+        try:
+            return own(dispatcher, op_call, args, kwargs, *others)
+        except RuntimeError as error:
+            is_refused = "in-place operations that require placement changes" in str(error)
+            again = _another_way(op_call, args, kwargs, is_ruled=True) if is_refused else None
+            if again is None:
+                raise
+        return again()
+
+    return tail
 
 
 def _another_way(
@@ -118,6 +140,12 @@ def _writes_where_mask(op_call: OpOverload[..., Any], args: tuple[Any, ...]) -> 
 def _has_parts_of_count(args: tuple[Any, ...]) -> bool:
     """torch would divide whole integers by the number of parts, to add them to parts."""
     return any(is_partial(value) and not value.is_floating_point() for value in tree_leaves(args))
+
+
+def _writes_parts_in_list(op_call: OpOverload[..., Any], args: tuple[Any, ...]) -> bool:
+    """torch 2.11 would write into combined copies of these, and lose it."""
+    is_in_place = op_call._schema.name.endswith("_")
+    return is_in_place and isinstance(args[0], (list, tuple)) and any(is_partial(value) for value in args[0])
 
 
 def _on_joined(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
