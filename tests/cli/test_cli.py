@@ -59,7 +59,7 @@ _with = with_option
         (_with("--config", "no_config.json"), "no_config.json holds no config: GPT2Config does not know its fields"),
         (_with("--seq", "4096"), "longer than the 1024 learned positions of transformer.wpe"),
         (_with("--precision", "int8"), "'int8' is unknown"),
-        (_with("--optimizer", "lion"), "'lion' is unknown"),
+        (_with("--optimizer", "lamb"), "'lamb' is unknown"),
         (_with("--constraint", "zero9"), "'zero9' is no preset"),
         (_with("--time-limit", "0"), "--time-limit"),
         (_with("--out", "nowhere/plan.json"), "no folder nowhere"),
