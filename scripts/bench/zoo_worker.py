@@ -14,10 +14,8 @@ import resource
 import signal
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,15 +25,14 @@ from torch.utils import _pytree as pytree
 from zoo_inputs import examples, known_text
 from zoo_models import NotBuilt, build, told
 from zoo_peak import peak_bytes, restart_peak
+from zoo_places import place
 
-import autopar
 from autopar.leaf_calls import LeafCall
 from autopar.tracing import ArgumentError, TraceError, trace
 from autopar.tracing.contents.known import Known
 from autopar.tracing.huggingface import prepared
 from autopar.tracing.libraries import DataFreePaths
 
-_PACKAGE = str(Path(autopar.__file__).resolve().parent)
 _NO_RUN = ("no inputs", "does not run")
 _DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 REAL_PARAMETERS = 500_000_000  # largest model that is built with data
@@ -251,24 +248,6 @@ def failure(error: BaseException, limit: float) -> dict[str, str]:
     if isinstance(error, NotBuilt):
         return {"why": str(error), "place": place(error.__cause__ or error)}
     return {"why": told(error), "place": place(error)}
-
-
-def place(error: BaseException) -> str:
-    """The innermost line outside autopar and torch, else the innermost: `models/bloom/modeling_bloom.py:312`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if "site-packages/torch/" not in f.filename and not f.filename.startswith(_PACKAGE)]
-    if not frames:
-        return ""
-    frame = (outside or list(frames))[-1]
-    inner = frames[-1]
-    text = f"{tail(frame.filename)}:{frame.lineno}"
-    return text if inner is frame else f"{text} ({tail(inner.filename)}:{inner.lineno})"
-
-
-def tail(path: str) -> str:
-    """The path below site-packages, or the last two parts."""
-    _, found, below = path.partition("site-packages/")
-    return below if found else "/".join(Path(path).parts[-2:])
 
 
 def path_of(model: nn.Module, module: nn.Module) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from autopar.runtime.dtensors.joined_parts import joined_placements
 
 
 class Adafactor(torch.optim.Adafactor):
@@ -73,8 +75,7 @@ def _mean(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """The mean over a dim, which is kept with length 1: whole if the dim was sharded, else sharded like the tensor."""
     total = tensor.sum(dim, keepdim=True)
     if isinstance(total, DTensor):
-        whole = [Replicate() if placement.is_partial() else placement for placement in total.placements]
-        total = total.redistribute(total.device_mesh, whole)
+        total = total.redistribute(total.device_mesh, joined_placements(total.placements))
     return total / tensor.shape[dim]
 
 

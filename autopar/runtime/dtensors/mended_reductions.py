@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial
 
 from autopar.runtime.dtensors.empty_parts import EXTREMES, extreme
-from autopar.runtime.dtensors.joined_parts import joined
+from autopar.runtime.dtensors.joined_parts import joined, joined_placements
 from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
 _aten = torch.ops.aten
@@ -70,8 +70,7 @@ def _of_joined(args: tuple[Any, ...]) -> tuple[Any, ...]:
     tensor, *arguments = args
     if not any(isinstance(placement, Partial) and type(placement) is not Partial for placement in tensor.placements):
         return args
-    whole = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
-    return (tensor.redistribute(placements=whole), *arguments)
+    return (tensor.redistribute(placements=joined_placements(tensor.placements)), *arguments)
 
 
 def _over_dims(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
+from autopar.runtime.dtensors.joined_parts import joined_placements
 from autopar.runtime.dtensors.lost_writes import refuse_lost_write
 from autopar.runtime.ranks.failures import collective_error
 
@@ -68,8 +69,7 @@ def _empty(tensor: DTensor) -> torch.Tensor:
 
 
 def _dealt(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
-    plain = [Replicate() if placement.is_partial() else placement for placement in placements]
     try:
-        return distribute_tensor(whole, mesh, plain, src_data_rank=0)
+        return distribute_tensor(whole, mesh, joined_placements(placements), src_data_rank=0)
     except RuntimeError as error:
         raise collective_error("random numbers for a sharded tensor, which every rank draws,", error) from error
