@@ -6,13 +6,30 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
+
+_NEUTRAL = {"sum": 0, "product": 1}
 
 
 def is_partial(value: Any) -> bool:
     """Whether a value is a DTensor with parts that are not combined."""
     return isinstance(value, DTensor) and any(placement.is_partial() for placement in value.placements)
+
+
+def has_parts_of_norm(tensor: DTensor) -> bool:
+    """Whether parts are combined as those of norms are: torch has a private kind of `Partial` for these."""
+    return any(isinstance(placement, Partial) and type(placement) is not Partial for placement in tensor.placements)
+
+
+def neutral_number(tensor: DTensor) -> int | None:
+    """What the part of this rank holds where that of another rank holds the value of all; None: this one holds it, as
+    each does where parts are combined by maxima or means."""
+    for axis, placement in enumerate(tensor.placements):
+        is_neutral = isinstance(placement, Partial) and placement.reduce_op in _NEUTRAL
+        if is_neutral and tensor.device_mesh.get_local_rank(axis):
+            return _NEUTRAL[placement.reduce_op]
+    return None
 
 
 def joined_placements(placements: Iterable[Placement]) -> list[Placement]:

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 
 from autopar.runtime.dtensors.compared_ops import ALLCLOSE, EQUAL, compared
+from autopar.runtime.dtensors.joined_parts import neutral_number
 from autopar.runtime.dtensors.lost_writes import refuse_lost_write
 from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
@@ -63,10 +64,8 @@ def _decomposed(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs:
 def _filled(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     tensor, value = args
     refuse_lost_write(op_call, tensor)
-    for axis, placement in enumerate(tensor.placements):
-        if isinstance(placement, Partial) and tensor.device_mesh.get_local_rank(axis):
-            value = {"sum": 0, "product": 1}.get(placement.reduce_op, value)
-    op_call(tensor._local_tensor, value)
+    neutral = neutral_number(tensor)
+    op_call(tensor._local_tensor, value if neutral is None else neutral)
     return tensor
 
 

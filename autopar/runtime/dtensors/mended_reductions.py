@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 
 from autopar.runtime.dtensors.empty_parts import EXTREMES, extreme
-from autopar.runtime.dtensors.joined_parts import joined, joined_placements
+from autopar.runtime.dtensors.joined_parts import has_parts_of_norm, joined, joined_placements
 from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
 _aten = torch.ops.aten
@@ -68,7 +68,7 @@ def _combined(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict
 def _of_joined(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments with parts that are not plain summands (those of norms) combined; torch takes them for summands."""
     tensor, *arguments = args
-    if not any(isinstance(placement, Partial) and type(placement) is not Partial for placement in tensor.placements):
+    if not has_parts_of_norm(tensor):
         return args
     return (tensor.redistribute(placements=joined_placements(tensor.placements)), *arguments)
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autopar.errors import InputError
-from autopar.runtime.dtensors.joined_parts import is_partial, joined
+from autopar.runtime.dtensors.joined_parts import has_parts_of_norm, is_partial, joined, neutral_number
 from autopar.runtime.dtensors.lost_writes import refuse_lost_write
 
 _aten = torch.ops.aten
@@ -39,7 +39,6 @@ _SINGLE: dict[str, OpOverload[..., Any]] = {  # by the name of the op on lists
     "aten::_foreach_addcdiv": _aten.addcdiv.default,
     "aten::_foreach_addcmul": _aten.addcmul.default,
 }
-_NEUTRAL = {"sum": 0, "product": 1}
 _Call = Callable[[], Any]
 
 
@@ -176,18 +175,13 @@ def _store(op_call: OpOverload[..., Any], tensor: DTensor, whole: DTensor) -> No
         tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
         return
     refuse_lost_write(op_call, tensor)
-    value = whole._local_tensor
-    for axis, placement in enumerate(tensor.placements):
-        if not isinstance(placement, Partial):
-            continue
-        if type(placement) is not Partial and (value < 0).any():
-            raise InputError(
-                f"{op_call._schema.name.removeprefix('aten::')} writes a negative number into a view of a norm, whose "
-                "parts on the ranks cannot hold it: write it without the underscore (norm = -norm)"
-            )
-        if tensor.device_mesh.get_local_rank(axis) and placement.reduce_op in _NEUTRAL:
-            value = torch.full_like(value, _NEUTRAL[placement.reduce_op])
-    tensor._local_tensor.copy_(value)
+    value, neutral = whole._local_tensor, neutral_number(tensor)
+    if has_parts_of_norm(tensor) and (value < 0).any():
+        raise InputError(
+            f"{op_call._schema.name.removeprefix('aten::')} writes a negative number into a view of a norm, whose "
+            "parts on the ranks cannot hold it: write it without the underscore (norm = -norm)"
+        )
+    tensor._local_tensor.copy_(value) if neutral is None else tensor._local_tensor.fill_(neutral)
 
 
 def _holders(tensor: torch.Tensor) -> int:
