@@ -26,9 +26,9 @@ def neutral_number(tensor: DTensor) -> int | None:
     """What the part of this rank holds where that of another rank holds the value of all; None: this one holds it, as
     each does where parts are combined by maxima or means."""
     for axis, placement in enumerate(tensor.placements):
-        is_neutral = isinstance(placement, Partial) and placement.reduce_op in _NEUTRAL
-        if is_neutral and tensor.device_mesh.get_local_rank(axis):
-            return _NEUTRAL[placement.reduce_op]
+        number = _NEUTRAL.get(placement.reduce_op) if isinstance(placement, Partial) else None
+        if number is not None and tensor.device_mesh.get_local_rank(axis):
+            return number
     return None
 
 
