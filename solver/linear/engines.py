@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -122,10 +121,19 @@ def engine(
 
 @contextmanager
 def _as_of_pulp_3() -> Iterator[None]:
-    """Silence the warnings of pulp 3.3 about the API of pulp 4: pulp 3.0 to 3.2 lack it, and users can do nothing."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*PuLP 4\.0", DeprecationWarning)
+    """Silence the warnings of pulp 3.3 about the API of pulp 4: pulp 3.0 to 3.2 lack it, and users can do nothing.
+
+    By pulp's own switch: a filter of `warnings` would take longer than making the variables.
+    """
+    migration = getattr(pulp, "v4_migration", None)  # since pulp 3.3
+    if migration is None or not migration.V4_MIGRATION_WARNINGS:
         yield
+        return
+    migration.set_v4_migration_warnings(False)
+    try:
+        yield
+    finally:
+        migration.set_v4_migration_warnings(True)
 
 
 def optimise(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bounds) -> Outcome:

@@ -12,7 +12,7 @@ from toys import planned, stack
 
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.solver.linear.clock import Clock
-from autopar.solver.linear.engines import engine_of
+from autopar.solver.linear.engines import engine, engine_of
 from autopar.solver.linear.outcome import NONE, Outcome
 from autopar.solver.model import Model
 from autopar.solver.search import search, under_budget
@@ -38,6 +38,14 @@ def test_where_highs_cannot_be_had_the_plan_says_so(monkeypatch: pytest.MonkeyPa
     assert engine_of("cbc") == "cbc"
     monkeypatch.setattr(pulp.HiGHS, "available", lambda solver: False)
     assert engine_of("highs") == "cbc"
+
+
+def test_the_users_own_warnings_of_pulp_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    migration = pytest.importorskip("pulp.v4_migration")  # since pulp 3.3
+    for shown in (True, False):
+        monkeypatch.setattr(migration, "V4_MIGRATION_WARNINGS", shown)
+        engine("cbc", time_limit=60, gap=0)
+        assert migration.V4_MIGRATION_WARNINGS is shown
 
 
 def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_taken(
