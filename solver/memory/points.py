@@ -69,7 +69,7 @@ class Points:
         pieces, pieces_behind, current, begin = self._pieces(number, start, lands=lands, last=last)
         start = total(start, returned)
         region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
-        first = self.problem.grouping.first_reader(region)
+        first = self.problem.grouping.readers.first(region)
         for passing in self._left_to_do(stage, first):
             self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(total(current, start), passing), {})
         most_by_piece = self._most(number, pieces, bound)
@@ -104,7 +104,7 @@ class Points:
         current, begin, begins = start, -1, self.begins(stage)
         for member in stage.ops:
             node, begin = self.problem.ops[member].node, begins[member]
-            behind_reads = grouping.last_reader(grouping.region(node)) - self.lifetimes.position[node]
+            behind_reads = grouping.readers.last(grouping.region(node)) - self.lifetimes.position[node]
             change = dict(stage_bytes.block.by_op.get(member, {}))
             for variable, size in stage_bytes.block.parameters_by_op.get(member, {}).items():
                 add(change, variable, size)
@@ -137,8 +137,8 @@ class Points:
         first that reads a weight, and of later ones, with terms that are at most -M if the gradient of any weight moves
         that an op before reads."""
         grouping, memory = self.problem.grouping, self.memory
-        readers, off = grouping.weight_readers(region), Expression()
-        yield grouping.first_reader(region), {}
+        readers, off = grouping.readers.of_weights(region), Expression()
+        yield grouping.readers.first(region), {}
         limit = limit_of(self.model, stage) * UNIT if len(readers) > 1 else 0.0
         by_reader = {node: list[Flow]() for node in readers}
         for flow in self.model.flows if len(readers) > 1 else ():
