@@ -24,7 +24,7 @@ from autopar.cost.buckets.size import BUCKET_BYTES
 from autopar.cost.memory.cuts import SUMMANDS, Cuts, in_storage
 from autopar.cost.memory.states import state_bytes
 from autopar.cost.memory.weights import named_once, unread_bytes
-from autopar.cost.structure.found import Found
+from autopar.cost.structure.memo import Memo
 from autopar.graph import COST, TensorRef, given_dtype, is_cast_input, output_tensors, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.precision import Precision
@@ -130,7 +130,7 @@ class StepMemory:
     @cached_property
     def inputs(self) -> dict[fx.Node, list[TensorRef]]:
         """The tensors that each node reads, one entry per occurrence; found when first asked for."""
-        return Found(tensor_inputs)
+        return Memo(tensor_inputs)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class StepMemory:
     @cached_property
     def roots(self) -> dict[TensorRef, TensorRef]:
         """The tensor whose storage each tensor shares; views of parameters count as their own."""
-        return Found(self._root)
+        return Memo(self._root)
 
     def _root(self, ref: TensorRef) -> TensorRef:
         while True:
