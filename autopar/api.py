@@ -25,18 +25,11 @@ from autopar.planning.leaf_requests import warn_of_leaves
 from autopar.planning.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.planning.micro_batches import fastest, prepared_for
 from autopar.planning.simulation import simulated, streams
-from autopar.planning.stages import (
-    CommonOptions,
-    LossFunction,
-    Stopwatch,
-    options_of,
-    prepare,
-    request_of,
-    trace_for,
-)
+from autopar.planning.stages import CommonOptions, LossFunction, options_of, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.python.collecting import collection_paused
+from autopar.stopwatch import Stopwatch
 from autopar.tracing import Traced
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster
@@ -26,7 +27,8 @@ from autopar.solver.problem import Problem
 from autopar.solver.request import SolveRequest
 from autopar.solver.seconds.objective import price
 from autopar.solver.solution import Predicted, Solution, node_plans
-from autopar.solver.solving import Watch, solve
+from autopar.solver.solving import solve
+from autopar.stopwatch import Stopwatch
 
 
 def make_plan(model: ModelGraph, cluster: Cluster, request: PlanRequest) -> Plan:
@@ -44,7 +46,7 @@ def make_plan(model: ModelGraph, cluster: Cluster, request: PlanRequest) -> Plan
         raise InputError(f"optimizer {request.optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
     if request.micro_batches < 1:
         raise InputError(f"micro_batches is {request.micro_batches}: it must be 1 or more")
-    memory, watch = model.memory_on(cluster, request), Watch()
+    memory, watch = model.memory_on(cluster, request), Stopwatch()
     if model.pinned is not None:  # another call of a planned model, which need not use all that the first call used
         request = replace(request, constraints=tuple(text for text in request.constraints if names_any(memory, text)))
     constraints = request.constraints
@@ -96,20 +98,19 @@ class _Planner:
     memory: StepMemory
     cluster: Cluster
     request: PlanRequest
-    watch: Watch
+    watch: Stopwatch
 
     def solve(self, constraints: Sequence[str]) -> tuple[Problem, Solution, Predicted]:
         """The fastest plan. Pins that make equal blocks differ are left out first; if the plan violates them, the
         problem is solved again with all constraints."""
-        request = self._request(constraints)
-        without = without_parting(constraints, request.memory, request.restricted)
+        with self.watch.stage("build"):
+            request = self._request(constraints)
+            without = without_parting(constraints, request.memory, request.restricted)
         if without is not None:
-            try:
+            with suppress(InfeasibleError, TimeLimitError):  # the problem with all constraints gives its own message
                 solved = solve(self._request(without), self.watch)
                 if meets(solved[1], request.memory, request.restricted):
                     return solved
-            except (InfeasibleError, TimeLimitError):  # the problem with all constraints gives its own message
-                self.watch.lap("ilp")
         return solve(request, self.watch)
 
     def has_plan(self, constraints: Sequence[str]) -> bool:

@@ -6,7 +6,6 @@ budget, no other plan is faster.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from autopar.cost.memory.formulas import StepMemory
@@ -23,47 +22,33 @@ from autopar.solver.search.smallest import LeastMemory
 from autopar.solver.search.under_budget import fastest_near, fastest_within
 from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 from autopar.solver.solution import Predicted, Solution, predicted, read_solution
+from autopar.stopwatch import Stopwatch
 
 
-class Watch:
-    """CPU seconds of the stages of planning."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.process_time()
-
-    def lap(self, name: str) -> None:
-        now = time.process_time()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
-
-
-def solve(request: SolveRequest, watch: Watch) -> tuple[Problem, Solution, Predicted]:
+def solve(request: SolveRequest, watch: Stopwatch) -> tuple[Problem, Solution, Predicted]:
     """The fastest plan of a request, with its problem and predicted cost. If unsharded parameters fit, it is first
     looked for without budget and recompute: if that plan fits, none is faster."""
     end, free, pruner = cpu_seconds() + request.time_limit, 0.0, Pruner(request.solver, request.gap)
     if _replicated_bytes(request.memory) <= request.budget_bytes and not request.restricted.forces_replays:
-        problem = request.problem(recompute=False)
-        watch.lap("build")
-        model, outcome = pruner.free(problem, request.time_limit)
-        watch.lap("ilp")
-        solution = read_solution(model, outcome)
+        with watch.stage("build"):
+            problem = request.problem(recompute=False)
+        with watch.stage("ilp"):
+            model, outcome = pruner.free(problem, request.time_limit)
+            solution = read_solution(model, outcome)
+            apart = differing(request, model, solution, end - cpu_seconds())
         free = solution.bound
-        apart = differing(request, model, solution, end - cpu_seconds())
-        watch.lap("ilp")
         for candidate in (apart, solution) if apart is not solution else (solution,):
             prediction = predicted(candidate, problem)
             if prediction[0].peak_bytes <= request.budget_bytes:
                 return problem, candidate, prediction
-    problem = request.problem()
-    watch.lap("build")
-    least = LeastMemory(problem, pruner, request.time_limit)
-    solution, prediction = _within_budget(request, least, end - cpu_seconds(), free)
-    if prediction[0].peak_bytes > request.budget_bytes:
-        solution, prediction = _within_budget(
-            replace(request, is_strict=True), least, max(end - cpu_seconds(), 0.0), free
-        )
-    watch.lap("ilp")
+    with watch.stage("build"):
+        problem = request.problem()
+    with watch.stage("ilp"):
+        least = LeastMemory(problem, pruner, request.time_limit)
+        solution, prediction = _within_budget(request, least, end - cpu_seconds(), free)
+        if prediction[0].peak_bytes > request.budget_bytes:
+            strict = replace(request, is_strict=True)
+            solution, prediction = _within_budget(strict, least, max(end - cpu_seconds(), 0.0), free)
     return problem, solution, prediction
 
 

@@ -19,12 +19,12 @@ from autopar.planning.comparison import tradeoff as budget_ladder
 from autopar.planning.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.planning.micro_batches import fastest
 from autopar.planning.simulation import streams
-from autopar.planning.stages import Stopwatch
 from autopar.plans import Plan
 from autopar.report.figures import alternative_figures, device_notes, limit_bytes, summary
 from autopar.report.tables import show_seconds, table
 from autopar.report.text import comparison_table, tradeoff_table
 from autopar.sizes import show_bytes, show_bytes_up
+from autopar.stopwatch import Stopwatch
 
 DOES_NOT_FIT = 3  # exit code of `check`
 

@@ -15,11 +15,12 @@ from rich.status import Status
 from autopar.cluster import Cluster
 from autopar.errors import InputError
 from autopar.planning.micro_batches import prepared_for
-from autopar.planning.stages import Prepared, Request, Stopwatch, request_of, trace_for
+from autopar.planning.stages import Prepared, Request, request_of, trace_for
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.sources import Source, load_source
+from autopar.stopwatch import Stopwatch
 from autopar.tracing import Traced
 
 _MODEL = (

@@ -27,6 +27,8 @@ from autopar.cost.simulated import COMPUTE, Event, Simulated
 from autopar.cost.traffic import Transfer, in_segment, saves_inputs_alone
 from autopar.plans import Segment
 
+_Bucket = tuple[str, int]  # the phase in which its collectives run (`Transfer.phase`), and its number
+
 
 @dataclass
 class _Line:
@@ -75,7 +77,7 @@ class _Flight:
 class _Gathered(NamedTuple):
     """A bucket that is gathered, as `cost.buckets.ahead.Gather` requires."""
 
-    which: tuple[str, int]
+    bucket: _Bucket
     gathers: int
     read_bytes: int
 
@@ -117,18 +119,19 @@ class _Simulation:
         self.now = self.alone = 0.0
         self.flights: list[_Flight] = []  # reductions that were begun
         self.own: defaultdict[tuple[str, fx.Node], list[Transfer]] = defaultdict(list)  # in no bucket: waited for
-        self.buckets: defaultdict[tuple[str, int], list[Transfer]] = defaultdict(list)
+        self.buckets: defaultdict[_Bucket, list[Transfer]] = defaultdict(list)
         self.due: defaultdict[tuple[str, fx.Node], list[int]] = defaultdict(list)  # the buckets that are due at a node
-        for one in transfers:
-            if one.bucket < 0:
-                self.own[one.phase, one.node].append(one)
+        for transfer in transfers:
+            at, bucket = (transfer.phase, transfer.node), (transfer.phase, transfer.bucket)
+            if transfer.bucket < 0:
+                self.own[at].append(transfer)
                 continue
-            if not self.buckets[one.phase, one.bucket]:
-                self.due[one.phase, one.node].append(one.bucket)
-            self.buckets[one.phase, one.bucket].append(one)
+            if not self.buckets[bucket]:
+                self.due[at].append(transfer.bucket)
+            self.buckets[bucket].append(transfer)
         self.longest = max((len(moves) for moves in self.buckets.values()), default=0)
         self.segment_of = {node: s for s in segments for node in self.nodes[s.first : s.last + 1] if in_segment(node)}
-        self.begun: dict[tuple[str, int], _Flight] = {}  # gathers that were begun ahead of use
+        self.begun: dict[_Bucket, _Flight] = {}  # gathers that were begun ahead of use
 
     def run(self, micro_batches: int, optimizer_seconds: float, train: bool) -> Simulated:
         for number in range(micro_batches):
@@ -136,8 +139,8 @@ class _Simulation:
             self._forward()
             if train:
                 self._backward(last=number == micro_batches - 1)
-        for one in self.flights:
-            self._finish(one)
+        for flight in self.flights:
+            self._finish(flight)
         if train and optimizer_seconds:
             self._compute("optimizer step", optimizer_seconds, "optimizer")
         names = (COMPUTE, *(axis.name for axis in self.cluster.axes))
@@ -162,13 +165,13 @@ class _Simulation:
             for bucket in self.due["again", node]:
                 self._gather(("again", bucket), route)
             self._compute(node.name, self.seconds.get(node, (0.0, 0.0))[1], "backward")
-            for one in self.own["backward", node]:
-                self._wait_for(one, "backward")
+            for transfer in self.own["backward", node]:
+                self._wait_for(transfer, "backward")
             if last:
                 for bucket in self.due["reduction", node]:
                     self._reduce(bucket)
 
-    def _replay(self, segment: Segment, route: Sequence[tuple[str, int]]) -> None:
+    def _replay(self, segment: Segment, route: Sequence[_Bucket]) -> None:
         """Recompute a segment up to the last node that saves something."""
         end = segment.replayed if segment.replayed >= 0 else segment.last
         for node in self.nodes[segment.first : end + 1]:
@@ -178,93 +181,93 @@ class _Simulation:
                     return  # autograd saves the inputs before it computes, and the replay stops there
                 self._compute(node.name, self.seconds.get(node, (0.0, 0.0))[0], "replay")
 
-    def _before(self, node: fx.Node, phase: str, route: Sequence[tuple[str, int]]) -> None:
+    def _before(self, node: fx.Node, phase: str, route: Sequence[_Bucket]) -> None:
         for bucket in self.due[phase, node]:
             self._gather((phase, bucket), route)
-        for one in self.own[phase, node]:
-            self._wait_for(one, phase)
+        for transfer in self.own[phase, node]:
+            self._wait_for(transfer, phase)
 
-    def _backward_route(self) -> list[tuple[str, int]]:
+    def _backward_route(self) -> list[_Bucket]:
         """The buckets in the order in which backward gathers them."""
-        found: list[tuple[str, int]] = []
+        buckets: list[_Bucket] = []
         seen: set[int] = set()
         for node in reversed(self.nodes):
             segment = self.segment_of.get(node)
             if segment is not None and segment.first not in seen:
                 seen.add(segment.first)
                 inside = self.nodes[segment.first : segment.last + 1]
-                found += [("replay", bucket) for one in inside for bucket in self.due["replay", one]]
-            found += [("again", bucket) for bucket in self.due["again", node]]
-        return found
+                buckets += [("replay", bucket) for inner in inside for bucket in self.due["replay", inner]]
+            buckets += [("again", bucket) for bucket in self.due["again", node]]
+        return buckets
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    def _gather(self, which: tuple[str, int], route: Sequence[tuple[str, int]]) -> None:
+    def _gather(self, bucket: _Bucket, route: Sequence[_Bucket]) -> None:
         """Wait for a bucket's gather, and begin the collectives of later buckets that are due ahead."""
-        behind = route[route.index(which) + 1 :]
-        one = self.begun.pop(which) if which in self.begun else self._begin(which)
-        self._go_ahead(which, behind, read=False)
-        self._finish(one)
-        self._go_ahead(which, behind, read=True)
+        behind = route[route.index(bucket) + 1 :]
+        flight = self.begun.pop(bucket) if bucket in self.begun else self._begin(bucket)
+        self._go_ahead(bucket, behind, read=False)
+        self._finish(flight)
+        self._go_ahead(bucket, behind, read=True)
 
-    def _go_ahead(self, which: tuple[str, int], behind: Sequence[tuple[str, int]], *, read: bool) -> None:
+    def _go_ahead(self, bucket: _Bucket, behind: Sequence[_Bucket], *, read: bool) -> None:
         """Begin the collectives of the buckets `behind` this one that are due ahead."""
-        here, after = self._gathered(which), map(self._gathered, behind)
-        for one, collectives in due_ahead(here, after, self.longest, read=read):
-            if one.which not in self.begun:
-                self.begun[one.which] = self._begin(one.which)
+        here, after = self._gathered(bucket), map(self._gathered, behind)
+        for gathered, collectives in due_ahead(here, after, self.longest, read=read):
+            if gathered.bucket not in self.begun:
+                self.begun[gathered.bucket] = self._begin(gathered.bucket)
             else:
-                while self.begun[one.which].launched < collectives:
-                    self._land(self.begun[one.which])
+                while self.begun[gathered.bucket].launched < collectives:
+                    self._land(self.begun[gathered.bucket])
 
-    def _gathered(self, which: tuple[str, int]) -> _Gathered:
-        moves = self.buckets[which]
+    def _gathered(self, bucket: _Bucket) -> _Gathered:
+        moves = self.buckets[bucket]
         ranks = self.cluster.axes[moves[-1].axis].size if moves[-1].kind == "all_gather" else 1
-        return _Gathered(which, len(moves), ranks * moves[-1].bytes)
+        return _Gathered(bucket, len(moves), ranks * moves[-1].bytes)
 
     def _reduce(self, bucket: int) -> None:
         """Begin a bucket's reduction, after waiting for earlier ones that hold too much memory."""
-        for one in due(self.flights, self._bytes(("reduction", bucket))):
-            self._land(one)
+        for flight in due(self.flights, self._bytes(("reduction", bucket))):
+            self._land(flight)
         self.flights.append(self._begin(("reduction", bucket)))
 
-    def _bytes(self, which: tuple[str, int]) -> int:
-        return self.buckets[which][0].bytes
+    def _bytes(self, bucket: _Bucket) -> int:
+        return self.buckets[bucket][0].bytes
 
-    def _begin(self, which: tuple[str, int]) -> _Flight:
+    def _begin(self, bucket: _Bucket) -> _Flight:
         """Put a bucket's first collective on its stream."""
-        phase = {"again": "backward", "reduction": "backward"}.get(which[0], which[0])
-        one = _Flight(phase, list(self.buckets[which]), self._bytes(which))
-        self._launch(one)
-        return one
+        phase = {"again": "backward", "reduction": "backward"}.get(bucket[0], bucket[0])
+        flight = _Flight(phase, list(self.buckets[bucket]), self._bytes(bucket))
+        self._launch(flight)
+        return flight
 
-    def _launch(self, one: _Flight) -> None:
-        under_way = one.left.pop(0)
-        one.launched += 1
-        one.under_way_bytes = under_way.bytes
-        one.end, one.in_place = self._put(under_way, self.now, one.phase), under_way.kind == "all_reduce"
+    def _launch(self, flight: _Flight) -> None:
+        under_way = flight.left.pop(0)
+        flight.launched += 1
+        flight.under_way_bytes = under_way.bytes
+        flight.end, flight.in_place = self._put(under_way, self.now, flight.phase), under_way.kind == "all_reduce"
 
-    def _land(self, one: _Flight) -> None:
+    def _land(self, flight: _Flight) -> None:
         """Wait for a bucket's running collective, and begin the next one, if there is one."""
-        self.now, one.in_place = max(self.now, one.end), True
-        if one.left:
-            self._launch(one)
+        self.now, flight.in_place = max(self.now, flight.end), True
+        if flight.left:
+            self._launch(flight)
 
-    def _finish(self, one: _Flight) -> None:
-        while one.left:
-            self._land(one)
-        self._land(one)
+    def _finish(self, flight: _Flight) -> None:
+        while flight.left:
+            self._land(flight)
+        self._land(flight)
 
-    def _wait_for(self, one: Transfer, phase: str) -> None:
-        self.now = max(self.now, self._put(one, self.now, phase))
+    def _wait_for(self, transfer: Transfer, phase: str) -> None:
+        self.now = max(self.now, self._put(transfer, self.now, phase))
 
-    def _put(self, one: Transfer, earliest: float, phase: str) -> float:
+    def _put(self, transfer: Transfer, earliest: float, phase: str) -> float:
         """Put a collective on its stream, to begin at `earliest` or when the stream is free; returns when it ends."""
-        if not one.seconds:
+        if not transfer.seconds:
             return earliest
-        start, end = self.lines[one.axis].add(earliest, one.seconds)
-        name = f"{one.kind.replace('_', '-')}, {one.cause}"
-        self.events.append(Event(name, self.cluster.axes[one.axis].name, start, one.seconds, phase))
+        start, end = self.lines[transfer.axis].add(earliest, transfer.seconds)
+        name = f"{transfer.kind.replace('_', '-')}, {transfer.cause}"
+        self.events.append(Event(name, self.cluster.axes[transfer.axis].name, start, transfer.seconds, phase))
         return end
 
     def _compute(self, name: str, seconds: float, phase: str) -> None:

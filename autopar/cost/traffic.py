@@ -63,7 +63,7 @@ def gradient_enters(memory: StepMemory, node: fx.Node, ref: TensorRef) -> bool:
     """
     if node.op != "output":
         return needs_grad(memory, ref)
-    beside = any(not tensor_of(one).dim() and needs_grad(memory, one) for one in memory.inputs[node])
+    beside = any(not tensor_of(returned).dim() and needs_grad(memory, returned) for returned in memory.inputs[node])
     return needs_grad(memory, ref) and not (beside and tensor_of(ref).dim())
 
 
@@ -175,20 +175,21 @@ class _Walk:
         for node in self.plan.nodes_with_transfers() if self.plan else [n for n in self.nodes if n in self.chosen]:
             self._inputs(node)
             self._inner(node)
-        dtypes = {one.ref.node: reduction_dtype(self.memory, one.ref) for one in self.conversions.values()}
         conversions = list(self.conversions.values())
+        refs = [conversion.ref for conversion in conversions]
+        dtypes = {ref.node: reduction_dtype(self.memory, ref) for ref in refs}
         buckets = group(conversions, self.grouping, self.memory, dtypes)
         latency = BucketLatency(conversions, self.grouping, self.memory.mesh_shape)
         prices = BucketPrices(self.cluster, self.grouping, dtypes, self.plan, latency)
         for number, bucket in enumerate(buckets):
             self._bucket(number, bucket, prices)
-        found = tuple(
+        collectives = tuple(
             Collective(kind, axis, size, count, self.seconds[kind, axis, size, phase, cause], phase, cause)
             for (kind, axis, size, phase, cause), count in self.count.items()
             if self.cluster.axes[axis].size > 1
         )
         planned = tuple(bucket.planned() for bucket in buckets)
-        return Traffic(found, planned, self.movable, tuple(self.transfers))
+        return Traffic(collectives, planned, self.movable, tuple(self.transfers))
 
     def _inputs(self, node: fx.Node) -> None:
         """Add the conversions of a node's inputs."""
@@ -208,17 +209,17 @@ class _Walk:
                     again = node in self.replayed and (not inner or self.segment_of.get(ref.node) == segment)
                     self._activation(node, ref, source, wanted, grad=grad, enters=enters, again=again)
                 continue
-            one = self.conversions.get((ref, wanted, segment))
-            if one is None:
+            conversion = self.conversions.get((ref, wanted, segment))
+            if conversion is None:
                 moves = self._moves(ref, source, wanted, grad)
                 number = -1 if segment is None else segment
-                one = Conversion(ref, wanted, number, node, *moves, regather=parameter.regather)
-                self.conversions[ref, wanted, segment] = one
-            one.enters |= enters
-            one.replayed |= node in self.replayed
-            one.saved += i in saved_inputs
+                conversion = Conversion(ref, wanted, number, node, *moves, regather=parameter.regather)
+                self.conversions[ref, wanted, segment] = conversion
+            conversion.enters |= enters
+            conversion.replayed |= node in self.replayed
+            conversion.saved += i in saved_inputs
             if i in saved_inputs and segment is None:
-                one.kept += 1
+                conversion.kept += 1
                 self.last[ref, wanted] = node
 
     def _moves(self, parameter: TensorRef, source: Layout, wanted: Layout, grad: bool) -> tuple[list[Move], list[Move]]:
@@ -233,24 +234,24 @@ class _Walk:
         self, node: fx.Node, ref: TensorRef, source: Layout, wanted: Layout, *, grad: bool, enters: bool, again: bool
     ) -> None:
         """Add the collectives of an activation's conversion: once a micro-batch, and `again` in a replay."""
-        many, size = self.memory.micro_batches, tensor_of(ref).dtype.itemsize
+        times, size = self.memory.micro_batches, tensor_of(ref).dtype.itemsize
         forward, backward = conversion_moves(ref, source, wanted, self.memory.mesh_shape, needs_grad=grad)
         for move in forward:
-            self._call(node, move.kind, move.axis, move.elements * size, "forward", "activations", many)
+            self._call(node, move.kind, move.axis, move.elements * size, "forward", "activations", times)
             if again:
-                self._call(node, move.kind, move.axis, move.elements * size, "replay", "activations", many)
+                self._call(node, move.kind, move.axis, move.elements * size, "replay", "activations", times)
         for move in backward if enters else ():
-            self._call(node, move.kind, move.axis, move.elements * size, "backward", "activations", many)
+            self._call(node, move.kind, move.axis, move.elements * size, "backward", "activations", times)
 
     def _inner(self, node: fx.Node) -> None:
-        many = self.memory.micro_batches
+        times = self.memory.micro_batches
         for inner in self.chosen[node].inner:
             if inner.forward_bytes:
-                self._call(node, inner.kind, inner.axis, inner.forward_bytes, "forward", "ops", many)
+                self._call(node, inner.kind, inner.axis, inner.forward_bytes, "forward", "ops", times)
                 if node in self.computed:
-                    self._call(node, inner.kind, inner.axis, inner.forward_bytes, "replay", "ops", many)
+                    self._call(node, inner.kind, inner.axis, inner.forward_bytes, "replay", "ops", times)
             if inner.backward_bytes and self.memory.train:
-                self._call(node, inner.kind, inner.axis, inner.backward_bytes, "backward", "ops", many)
+                self._call(node, inner.kind, inner.axis, inner.backward_bytes, "backward", "ops", times)
 
     def _call(self, node: fx.Node, kind: str, axis: int, size: int, phase: str, cause: str, count: int) -> None:
         self.count[kind, axis, size, phase, cause] += count
@@ -260,15 +261,15 @@ class _Walk:
 
     def _bucket(self, number: int, bucket: Grouped, prices: BucketPrices) -> None:
         """Add a bucket's collectives: its gathers run in every micro-batch, its reductions once a step."""
-        many, members = self.memory.micro_batches, bucket.members
+        times, members = self.memory.micro_batches, bucket.members
         gathers = prices.of(members, "gathers")
-        self._together(number, members, [1] * len(members), gathers, "forward", many, "gathers")
-        if any(one.replayed for one in members):
+        self._together(number, members, [1] * len(members), gathers, "forward", times, "gathers")
+        if any(member.replayed for member in members):
             replays = prices.of(members, "again")
-            self._together(number, members, [one.replayed for one in members], replays, "replay", many, "again")
+            self._together(number, members, [member.replayed for member in members], replays, "replay", times, "again")
         again = bucket.again
         kept = prices.of(again, "again")
-        self._together(number, again, [one.kept for one in again], kept, "backward", many, "again")
+        self._together(number, again, [member.kept for member in again], kept, "backward", times, "again")
         if members[0].enters:
             reductions = prices.of(members, "reductions")
             self._together(number, members, [1] * len(members), reductions, "backward", 1, "reductions")
@@ -285,7 +286,7 @@ class _Walk:
     ) -> None:
         """Add one phase of a bucket's collectives; `uses`: how often the solver charges each member for them."""
         due = {"gathers": "forward", "reductions": "reduction"}.get(kind, "again" if phase == "backward" else phase)
-        readers = [self.last[one.ref, one.wanted] if due == "again" else one.first for one in members]
+        readers = [self.last[member.ref, member.wanted] if due == "again" else member.first for member in members]
         for move in moves:
             key = move.kind, move.axis, move.bytes, phase, f"bucket {number}"
             movable = getattr(self.movable[move.axis], kind)

@@ -15,8 +15,9 @@ from autopar.calls.state_rows import note_rows
 from autopar.calls.states import states_in, without_states
 from autopar.planning.call_arguments import is_without_loss, sorted_arguments
 from autopar.planning.leaf_requests import split_requests
-from autopar.planning.stages import Request, Stopwatch, trace_for
+from autopar.planning.stages import Request, trace_for
 from autopar.plans import Plan
+from autopar.stopwatch import Stopwatch
 from autopar.tracing import Traced
 from autopar.tracing.leaves.loss_owners import modules_of
 

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 
 from autopar.arguments.checks import count_of
 from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitError, budget_bounds
-from autopar.planning.stages import Prepared, Request, Stopwatch, prepare, trace_for
+from autopar.planning.stages import Prepared, Request, prepare, trace_for
 from autopar.plans import GAP, Certificate, Plan
+from autopar.stopwatch import Stopwatch
 from autopar.user_warnings import warn
 
 Examples = Mapping[str, Any]

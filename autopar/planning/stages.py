@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -31,6 +30,7 @@ from autopar.precision import Precision
 from autopar.python.collecting import collection_paused
 from autopar.python.hooks_of_loops import hooks_of_loops_off
 from autopar.sizes import parse_bytes
+from autopar.stopwatch import Stopwatch
 from autopar.tracing import Traced, trace
 from autopar.tracing.leaves.tensors import show_leaf_tensors
 
@@ -50,19 +50,6 @@ class Request(PlanRequest):
     cluster: Cluster
     loss_fn: LossFunction | None = None
     compiled: bool = False
-
-
-@dataclass
-class Stopwatch:
-    """CPU seconds by stage of planning."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.process_time()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
 
 
 class CommonOptions(TypedDict, total=False):

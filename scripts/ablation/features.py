@@ -36,9 +36,10 @@ from autopar.cost.traffic import conversion_moves, gradient_enters, needs_grad, 
 from autopar.graph import tensor_of
 from autopar.planning.micro_batches import part
 from autopar.planning.simulation import chosen_strategies, predicted_on
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, prepare, request_of, trace_for
 from autopar.plans import Prediction
 from autopar.precision import Precision
+from autopar.stopwatch import Stopwatch
 
 NO_RECOMPUTE = "recompute:* = never"
 MICRO_BATCHES = (1, 2, 4)

@@ -17,7 +17,7 @@ from autopar.cost.structure.blocks import repeats_under
 from autopar.cost.traffic import announced
 from autopar.graph import SCOPE
 from autopar.layout import Layout
-from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import prepare, request_of, trace_for
 from autopar.plans import Prediction, Segment
 from autopar.solver.building import build_problem
 from autopar.solver.constraints.constraints import restrict
@@ -25,6 +25,7 @@ from autopar.solver.constraints.restricted import Strategies
 from autopar.solver.model import Model
 from autopar.solver.seconds.objective import run
 from autopar.solver.solution import read_solution
+from autopar.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,11 @@ from peak_memory import PeakMemory
 from autopar import Cluster, Plan, autoparallelize
 from autopar.errors import InfeasibleError
 from autopar.planning.simulation import predicted_on
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, prepare, request_of, trace_for
 from autopar.profiling.calibrate import measure_host
 from autopar.report.tables import table
 from autopar.sizes import show_bytes
+from autopar.stopwatch import Stopwatch
 
 Batch = dict[str, torch.Tensor]
 WARM_UP = 3  # steps before timing; the last of them measures the peak

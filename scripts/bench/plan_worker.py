@@ -18,8 +18,9 @@ from zoo_worker import OutOfTime, cpu_limit, failure, serve
 from autopar import Cluster, InfeasibleError, UntraceableError
 from autopar.graph import COST
 from autopar.leaf_calls import LeafCall
-from autopar.planning.stages import Prepared, Request, Stopwatch, prepare, request_of
+from autopar.planning.stages import Prepared, Request, prepare, request_of
 from autopar.plans import Plan
+from autopar.stopwatch import Stopwatch
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.coverage import coverage
 from autopar.tracing import Traced

@@ -20,10 +20,11 @@ from plan_speed import LLAMA_3_70B, on_meta
 
 from autopar import Cluster
 from autopar.planning.simulation import Restated
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.report.tables import table
 from autopar.sizes import show_bytes
+from autopar.stopwatch import Stopwatch
 
 T = TypeVar("T")
 MESH = (128, 8)

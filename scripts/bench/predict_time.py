@@ -33,10 +33,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from autopar import Cluster, autoparallelize
 from autopar.errors import InfeasibleError
 from autopar.planning.simulation import predicted_on
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.profiling.calibrate import Clock, measure_host
 from autopar.report.tables import table
+from autopar.stopwatch import Stopwatch
 
 Batch = dict[str, torch.Tensor]
 VOCABULARY = 4096

@@ -22,9 +22,10 @@ from plan_speed import LLAMA_3_8B, LLAMA_3_70B, on_meta
 
 from autopar import AutoparError, Cluster, InputError, Plan
 from autopar.planning.simulation import simulated
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, prepare, request_of, trace_for
 from autopar.report.tables import show_seconds, table
 from autopar.sizes import show_bytes
+from autopar.stopwatch import Stopwatch
 
 BUDGET = "70GiB"
 SCHEMES = ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp")

@@ -25,9 +25,10 @@ from typing import Any
 import torch
 
 from autopar import Cluster
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of
+from autopar.planning.stages import Prepared, prepare, request_of
 from autopar.report.tables import table
 from autopar.sources import load_source
+from autopar.stopwatch import Stopwatch
 from autopar.tracing import trace
 
 PROBLEMS = ("gpt2", (2, 4), 32, 1024, "4GiB"), ("llama-3-8b", (8, 8), 64, 4096, "20GiB")

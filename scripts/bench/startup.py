@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 START = time.time()
 ROOT = Path(__file__).resolve().parents[2]
+_STEPS = 10  # of which the time of one is the mean
 STAGES = ("launch", "import", "group", "plan", "apply", "step")
 
 
@@ -87,50 +88,35 @@ def on_fake_ranks(ranks: int) -> dict[str, float]:
     from torch.testing._internal.distributed.fake_pg import FakeStore  # torch has no public one
 
     import autopar
+    from autopar.stopwatch import Stopwatch
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    clock = Clock()
-    mesh = init_device_mesh("cpu", (ranks // 8, 8), mesh_dim_names=("dp", "tp"))
-    made = {"mesh": clock.lap()}
+    watch = Stopwatch()
+    with watch.stage("mesh"):
+        mesh = init_device_mesh("cpu", (ranks // 8, 8), mesh_dim_names=("dp", "tp"))
     config = transformers.LlamaConfig(num_hidden_layers=4, hidden_size=128, intermediate_size=256, vocab_size=512)
     config.num_attention_heads = config.num_key_value_heads = 8
     config.head_dim, config.use_cache = 16, False
     model = transformers.LlamaForCausalLM(config)
     example = torch.zeros(ranks, 64, dtype=torch.int64)
-    clock.lap()
     groups = len(dist.distributed_c10d._world.pg_map)
     options = {"constraints": "fsdp+tp", "inputs": "local"}
-    plan = autopar.plan(model, {"input_ids": example, "labels": example}, mesh, **options)  # type: ignore[arg-type]
-    made["plan"] = clock.lap()
-    autopar.autoparallelize(model, {"input_ids": example, "labels": example}, mesh, plan=plan)
-    made["apply"] = clock.lap()
+    with watch.stage("plan"):
+        plan = autopar.plan(model, {"input_ids": example, "labels": example}, mesh, **options)  # type: ignore[arg-type]
+    with watch.stage("apply"):
+        autopar.autoparallelize(model, {"input_ids": example, "labels": example}, mesh, plan=plan)
     optimizer = torch.optim.AdamW(model.parameters())
     rows = {"input_ids": example[:1], "labels": example[:1]}
-    for step in range(11):
-        model(**rows).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == 0:
-            made["first step"] = clock.lap()
-    made["a step"] = clock.lap() / 10
-    made["groups"] = len(dist.distributed_c10d._world.pg_map) - groups
-    made["mesh groups"] = groups
+    for step in range(1 + _STEPS):
+        with watch.stage("steps" if step else "first step"):
+            model(**rows).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    made = len(dist.distributed_c10d._world.pg_map) - groups
     dist.destroy_process_group()
-    return made
-
-
-class Clock:
-    """A stopwatch of CPU seconds."""
-
-    def __init__(self) -> None:
-        self._last = time.process_time()
-
-    def lap(self) -> float:
-        now = time.process_time()
-        passed, self._last = now - self._last, now
-        return passed
+    return watch.seconds | {"a step": watch.seconds["steps"] / _STEPS, "groups": made, "mesh groups": groups}
 
 
 def launched(ranks: int) -> list[str]:

@@ -21,9 +21,10 @@ from plan_speed import on_meta
 from quality import MODELS, inputs_of
 
 from autopar import Cluster, InfeasibleError, Plan
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, prepare, request_of, trace_for
 from autopar.report.tables import table
 from autopar.sizes import show_bytes
+from autopar.stopwatch import Stopwatch
 
 MESHES = (8,), (2, 4), (8, 8)
 BETWEEN = (0.02, 0.1, 0.3, 0.6)

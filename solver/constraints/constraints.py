@@ -16,7 +16,7 @@ from autopar.solver.constraints.restricted import ExcludedError, Restricted, Str
 from autopar.solver.constraints.schemes import PRESETS, arrange, is_scheme, scheme_of
 from autopar.user_warnings import AutoparWarning, warn
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
 class PreferenceWarning(AutoparWarning):
@@ -65,8 +65,8 @@ def _near(text: str) -> str:
 
 
 def satisfied(
-    constraints: Sequence[str], solve: Callable[[Sequence[str]], Found], possible: Callable[[Sequence[str]], bool]
-) -> Found:
+    constraints: Sequence[str], solve: Callable[[Sequence[str]], Answer], possible: Callable[[Sequence[str]], bool]
+) -> Answer:
     """The result of `solve` under the constraints; if no plan fits, preferences are dropped, with a warning.
 
     `possible`: whether some plan of unlimited memory meets given constraints. Raises InfeasibleError; if no budget has
@@ -98,7 +98,7 @@ def _members(constraints: Sequence[str], possible: Callable[[Sequence[str]], boo
     return members
 
 
-def _own_error(members: Sequence[str], solve: Callable[[Sequence[str]], Found]) -> InfeasibleError | None:
+def _own_error(members: Sequence[str], solve: Callable[[Sequence[str]], Answer]) -> InfeasibleError | None:
     """The error of these constraints alone, which may differ from the first error of all constraints."""
     try:
         solve(members)

@@ -100,7 +100,7 @@ def levels_for(
         return Levels((), len(nodes))
     block = stretch_name(nodes)
     listed = partial(
-        levels_of, memory, nodes, seconds, most=most, forced=wish.forced, free=wish.free, parted=wish.parted
+        levels_of, memory, nodes, seconds, most_levels=most, forced=wish.forced, free=wish.free, parted=wish.parted
     )
     partly = wish.whole is False and (bool(wish.forced) or wish.free is not None)
     try:

@@ -131,25 +131,25 @@ class Alive:
                 add(sizes, variable, bytes_of(self.memory, read.tensor, layout, wanted))
         return self._flow_bytes[key]
 
-    def _apart(self, read: Read, to_come: Read | None = None) -> Expression:
+    def _apart(self, read: Read, next_read: Read | None = None) -> Expression:
         """A gradient that is a tensor of its own, where it would share another's storage, because this read converts
-        it; not counted yet where the read `to_come` wants the same layout and may share the conversion."""
+        it; not counted yet where the `next_read` wants the same layout and may share the conversion."""
         terms = self._by_flow(read, apart_bytes)
-        if to_come is None or not terms:
+        if next_read is None or not terms:
             return terms
-        mine, its = self._flow(read), self._flow(to_come)
-        if (mine, its) not in self._aparts:
-            one = self._aparts[mine, its] = self.model.program.variable("apart", upper=None, whole=False)
+        flow, next_flow = self._flow(read), self._flow(next_read)
+        if (flow, next_flow) not in self._aparts:
+            apart = self._aparts[flow, next_flow] = self.model.program.variable("apart", upper=None, whole=False)
             alike: dict[Layout, list[int]] = {}
-            for (_, wanted), variable in its.pairs.items():
+            for (_, wanted), variable in next_flow.pairs.items():
                 alike.setdefault(wanted, []).append(variable)
-            for wanted in mine.wanted:
-                sizes = {v: terms[v] / UNIT for (_, layout), v in mine.pairs.items() if layout == wanted and v in terms}
+            for wanted in flow.wanted:
+                sizes = {v: terms[v] / UNIT for (_, layout), v in flow.pairs.items() if layout == wanted and v in terms}
                 if sizes:
                     less = [(v, max(sizes.values())) for v in alike.get(wanted, ())]
-                    row = [(one, 1.0), *((v, -size) for v, size in sizes.items()), *less]
+                    row = [(apart, 1.0), *((v, -size) for v, size in sizes.items()), *less]
                     self.model.program.at_least("apart", row, 0.0)
-        return {self._aparts[mine, its]: UNIT}
+        return {self._aparts[flow, next_flow]: UNIT}
 
     def _flow(self, read: Read) -> Flow:
         """The flow that stands for a read."""
@@ -227,15 +227,15 @@ class Alive:
         """`conversion_bytes` of one tensor that an op reads, as a variable in MiB; None where it is 0."""
         ref, forward = self.problem.ref(flows[0].tensor), not point.backward
         slices = forward and slices_beside(self.memory, point.node, ref)
-        another = forward and reads_another_than_kept(self.memory, point.node, ref)
-        key = flows[0], point.backward, slices, another
+        makes_copy = forward and reads_another_than_kept(self.memory, point.node, ref)
+        key = flows[0], point.backward, slices, makes_copy
         if key not in self._conversions:
-            converting = [self._counts(flow, slices or another, backward=point.backward) for flow in flows]
+            converting = [self._counts(flow, slices or makes_copy, backward=point.backward) for flow in flows]
             variable = None
             if any((converts & (flow.numbers >= 0)).any() for converts, flow in zip(converting, flows, strict=True)):
                 of_each = flows[0].tensor.kind == "each"  # a tensor of every block, each converted by itself
-                if another or of_each:
-                    terms, read = Linear(), self._converted_copy if another else self._one_read
+                if makes_copy or of_each:
+                    terms, read = Linear(), self._converted_copy if makes_copy else self._one_read
                     for flow, converts in zip(flows, converting, strict=True):
                         terms.add(*read(flow, converts).terms(flow.use.times if of_each else 1))
                 elif len(flows) == 1:

@@ -118,14 +118,17 @@ class ForwardCopies:
             }
             fresh = self._fresh[read] = []
             keeps = any(
-                self._keeps(flow) for (it, _), flows in self.flows.items() if it == read.parameter for flow in flows
+                self._keeps(flow)
+                for (parameter, _), flows in self.flows.items()
+                if parameter == read.parameter
+                for flow in flows
             )
             for flow in self.flows.get((read.parameter, read.op), []):
                 for pair, variable in flow.pairs.items():
-                    transfer, others = self._transfer(flow, pair), earlier.get(pair, [])
+                    transfer, earlier_flows = self._transfer(flow, pair), earlier.get(pair, [])
                     if transfer.copied:
-                        fresh.append((self._first(variable, others), transfer, keeps and not pair[0][1]))
-                    earlier[pair] = [*others, variable]
+                        fresh.append((self._first(variable, earlier_flows), transfer, keeps and not pair[0][1]))
+                    earlier[pair] = [*earlier_flows, variable]
         return self._fresh[read]
 
     def by_pair(

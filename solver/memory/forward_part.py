@@ -45,7 +45,7 @@ class ForwardPeaks:
         self.part, self.grouping = part, part.grouping
         self.rows = ForwardRows(model, flows, points, sums.bucket, part.memory, part.grouping)
 
-    def add(self, number: int, data: StageBytes, there: Sequence[int | None], before: int | None) -> None:
+    def add(self, number: int, stage_bytes: StageBytes, there: Sequence[int | None], before: int | None) -> None:
         """Add the rows of a stage. `there`: variables of what lives throughout; `before`: of what stages before
         keep."""
         stage = self.problem.stages[number]
@@ -55,7 +55,7 @@ class ForwardPeaks:
         def note(block: int, member: int, phase: Phase, terms: Expression) -> None:
             behind = block > 0
             if behind not in grown:
-                grown[behind] = self._growth(number, data, behind=behind)
+                grown[behind] = self._growth(number, stage_bytes, behind=behind)
             kept = grown[behind][member][phase is not Phase.LANDING]
             row = total(kept, terms), 0.0, float("inf")
             pieces.setdefault(behind, {}).setdefault((_BLOCK, begins[member]), []).append(row)
@@ -65,31 +65,36 @@ class ForwardPeaks:
         if self.part.landings and not self._always_counts(number):
             off = self.peaks.most_of_bucket(number)
             later = total(later, {self.peaks.transfers.division.kept(number): off * UNIT})
-        for behind, some in pieces.items():
-            levels = self.points.by_level(number, some, self.sums.largest)
-            fullest = [found[_BLOCK] for found in levels]
-            self.peaks.add_forward(number, data, fullest, there, before, later, off, behind=behind)
+        for behind, pieces_of_kind in pieces.items():
+            levels = self.points.by_level(number, pieces_of_kind, self.sums.largest)
+            fullest = [by_phase[_BLOCK] for by_phase in levels]
+            self.peaks.add_forward(number, stage_bytes, fullest, there, before, later, off, behind=behind)
 
     def _always_counts(self, number: int) -> bool:
         """Whether a stage's rows hold even where all blocks that share its buckets are recomputed as a whole."""
         first, count = self.rows.first[number], self.problem.stages[number].count
-        some = not self.part.regions.isdisjoint(range(first, first + count))
-        return some or not self.peaks.transfers.division.of(number)
+        any_in_part = not self.part.regions.isdisjoint(range(first, first + count))
+        return any_in_part or not self.peaks.transfers.division.of(number)
 
-    def _growth(self, number: int, data: StageBytes, *, behind: bool) -> dict[int, tuple[Expression, Expression]]:
+    def _growth(
+        self, number: int, stage_bytes: StageBytes, *, behind: bool
+    ) -> dict[int, tuple[Expression, Expression]]:
         """By op: what a block keeps before the op runs and once it has run, parameters apart."""
-        current = dict(data.block.brought.get(-1, {})) if behind else {}
-        found: dict[int, tuple[Expression, Expression]] = {}
+        current = dict(stage_bytes.block.brought.get(-1, {})) if behind else {}
+        kept_by_op: dict[int, tuple[Expression, Expression]] = {}
         for member in self.problem.stages[number].ops:
             before = current
-            for change in (data.block.by_op.get(member, {}), data.block.brought.get(member, {}) if behind else {}):
+            for change in (
+                stage_bytes.block.by_op.get(member, {}),
+                stage_bytes.block.brought.get(member, {}) if behind else {},
+            ):
                 current = self.points.chain(current, change) if change else current
-            found[member] = before, current
-        return found
+            kept_by_op[member] = before, current
+        return kept_by_op
 
     def _returned_later(self, number: int) -> Expression:
         """Outputs that count always though later stages make them: with a minus sign, to be taken off here."""
-        memory, found = self.problem.memory, dict[int, float]()
+        memory, returned = self.problem.memory, dict[int, float]()
         last = self.rows.first[number] + self.problem.stages[number].count - 1
         for output, op in enumerate(self.problem.ops):
             for variable, choice in (
@@ -97,5 +102,5 @@ class ForwardPeaks:
             ):
                 for copy, size in memory.savings.held_copies(op.node, choice.strategy).items():
                     if not memory.is_kept(copy[0]) and self.grouping.region(copy[0].node) > last:
-                        add(found, variable, -size)
-        return found
+                        add(returned, variable, -size)
+        return returned

@@ -46,15 +46,17 @@ class _Bucket(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """All that the rows of a region depend on, so that equal regions share rows. `stays`: parameters that a region
-    before has read and this or a later one reads, each with whether the last read is in this one."""
+    """All that the rows of a region depend on, so that equal regions share rows. `begins`: whether it is the first of
+    those that share its buckets; `cut`: whether it has several; `own`: the reads by which its ops are the first to read
+    a parameter. `stays`: parameters that a region before has read and this or a later one reads, each with whether the
+    last read is in this one. `in_flight`: by phase, buckets that are there beside, each with how often it counts."""
 
     stage: int
     begins: bool
     cut: bool
     own: tuple[Read, ...]
     stays: tuple[tuple[Stay, bool], ...]
-    moved: tuple[tuple[Phase, tuple[tuple[_Bucket, int], ...]], ...]
+    in_flight: tuple[tuple[Phase, tuple[tuple[_Bucket, int], ...]], ...]
 
 
 class Sink(Protocol):
@@ -97,28 +99,30 @@ class ForwardRows:
 
             self.stage(number, a_row)
 
-    def stage(self, number: int, sink: Sink, some: Container[int] | None = None, landings: Container[int] = ()) -> None:
-        """Give what lives at the points of a stage's blocks to `sink`, equal blocks once. Where `some` regions are
-        given, all points of these count, and in the regions `landings` only those at which a bucket lands."""
+    def stage(
+        self, number: int, sink: Sink, regions: Container[int] | None = None, landings: Container[int] = ()
+    ) -> None:
+        """Give what lives at the points of a stage's blocks to `sink`, equal blocks once. Of the `regions` given all
+        points count (None: of every region), and in the regions `landings` only those at which a bucket lands."""
         first, stage = self.first[number], self.problem.stages[number]
         done: set[tuple[object, ...]] = set()
         for block in range(stage.count):
             lands = first + block in landings
-            if some is not None and first + block not in some and not lands:
+            if regions is not None and first + block not in regions and not lands:
                 continue
-            alike = self._region(first + block)
-            if some is not None and not self._gathers(alike):
+            region = self._region(first + block)
+            if regions is not None and not self._gathers(region):
                 continue
             blocks = {block} if block in (0, stage.count - 1) else {1, stage.count - 2}
-            for one in sorted(blocks):
-                if (one, alike) not in done:
-                    done.add((one, alike))
-                    _Block(self, alike, one, sink, landing_alone=lands).add()
+            for instance in sorted(blocks):
+                if (instance, region) not in done:
+                    done.add((instance, region))
+                    _Block(self, region, instance, sink, landing_alone=lands).add()
 
-    def _gathers(self, alike: _Region) -> bool:
+    def _gathers(self, region: _Region) -> bool:
         """Whether any copy of a parameter may be there beside the stored one."""
-        buckets = [bucket.reads for _, moved in alike.moved for bucket, _ in moved]
-        return bool(alike.stays) or any(map(self.copies.moves, [alike.own, *buckets]))
+        reads = [bucket.reads for _, buckets in region.in_flight for bucket, _ in buckets]
+        return bool(region.stays) or any(map(self.copies.moves, [region.own, *reads]))
 
     def _at(self, node: fx.Node) -> int:
         return self.lifetimes.position[node]
@@ -127,15 +131,15 @@ class ForwardRows:
 
     def _read_first(self, i: int) -> tuple[Read, ...]:
         """The reads of parameters by a region's ops, without those that the same op of an earlier equal block did."""
-        found: list[tuple[int, Read]] = []
+        reads: list[tuple[int, Read]] = []
         for node, readers in self.readers.items():
             regions = [self.grouping.region(reader) for reader in readers]
             for number, (reader, region) in enumerate(zip(readers, regions, strict=True)):
-                before = tuple(dict.fromkeys(self.op_of[one] for one in readers[:number]))
-                if region == i and self.op_of[reader] not in before:
+                earlier = tuple(dict.fromkeys(self.op_of[other] for other in readers[:number]))
+                if region == i and self.op_of[reader] not in earlier:
                     last = self.op_of[readers[-1]] if regions[-1] == i else None
-                    found.append((self._at(reader), Read(self.op_of[reader], self.op_of[node], before, last)))
-        return tuple(one for _, one in sorted(found))
+                    reads.append((self._at(reader), Read(self.op_of[reader], self.op_of[node], earlier, last)))
+        return tuple(read for _, read in sorted(reads))
 
     def _region(self, i: int) -> _Region:
         group, stays = self.grouping.together(i), []
@@ -146,48 +150,48 @@ class ForwardRows:
                 for reader, region in zip(readers, regions, strict=True):
                     (before if region < i else later)[self.op_of[reader]] = None
                 stays.append((Stay(self.op_of[node], tuple(before), tuple(later)), regions[-1] == i))
-        moved = []
+        in_flight = []
         for phase, terms in forward_transfers(self.grouping, i).items():
-            apart = {(_OWN[phase], i)} if phase in _OWN and not self.grouping.is_cut(i) else set()
-            rest = [term for term in terms if term not in apart]
-            sums = Counter(_Bucket(kind, self._own[one]) for kind, one in rest)
-            moved.append((phase, tuple(sums.items())))
+            # Of its own bucket only what later ops read first arrives: each row adds that itself (`_Block._row`).
+            own = {(_OWN[phase], i)} if phase in _OWN and not self.grouping.is_cut(i) else set()
+            buckets = Counter(_Bucket(kind, self._own[region]) for kind, region in terms if (kind, region) not in own)
+            in_flight.append((phase, tuple(buckets.items())))
         return _Region(
-            self.stage_of[i], i == group.start, self.grouping.is_cut(i), self._own[i], tuple(stays), tuple(moved)
+            self.stage_of[i], i == group.start, self.grouping.is_cut(i), self._own[i], tuple(stays), tuple(in_flight)
         )
 
 
 class _Block:
-    """The rows of one block of a stage; `alike`: all that they depend on."""
+    """The rows of one block of a stage; `region`: all that they depend on."""
 
-    def __init__(self, of: ForwardRows, alike: _Region, block: int, sink: Sink, *, landing_alone: bool) -> None:
-        self.of, self.alike, self.block, self.sink = of, alike, block, sink
+    def __init__(self, rows: ForwardRows, region: _Region, block: int, sink: Sink, *, landing_alone: bool) -> None:
+        self.rows, self.region, self.block, self.sink = rows, region, block, sink
         self.landing_alone = landing_alone
-        stage = of.problem.stages[alike.stage]
+        stage = rows.problem.stages[region.stage]
         self.ops = stage.ops
         self.kind, self.ahead = "next" if block else "first", block * stage.repeat.period if stage.repeat else 0
-        self.moved = dict(alike.moved)
+        self.in_flight = dict(region.in_flight)
         self.there: Expression = {}  # copies that an op has read and this or a later op reads
         self.landed: Expression = {}  # those of a bucket that lands as a whole, once it has
 
     def add(self) -> None:
-        of, alike = self.of, self.alike
-        together = not alike.begins or not alike.cut
-        for stay, _ in alike.stays:
-            self._change(of.copies.staying(stay))
-        for read in alike.own if together else ():
-            self._change(of.copies.copies(read, moves=True), landed=True)
+        rows, region = self.rows, self.region
+        together = not region.begins or not region.cut
+        for stay, _ in region.stays:
+            self._change(rows.copies.staying(stay))
+        for read in region.own if together else ():
+            self._change(rows.copies.copies(read, moves=True), landed=True)
         pending: list[Read] = []
         for member in self.ops:
-            reads = [read for read in alike.own if read.op == member]
+            reads = [read for read in region.own if read.op == member]
             pending += reads
             before = self.there
             for read in reads:
-                self._change(of.copies.copies(read, moves=False))
+                self._change(rows.copies.copies(read, moves=False))
                 if not together:
-                    self._change(of.copies.copies(read, moves=True))
-            node = of.problem.ops[member].node
-            points = of.lifetimes.points(of.nodes[of.lifetimes.position[node] + self.ahead])
+                    self._change(rows.copies.copies(read, moves=True))
+            node = rows.problem.ops[member].node
+            points = rows.lifetimes.points(rows.nodes[rows.lifetimes.position[node] + self.ahead])
             for point in (point for point in points if not point.backward):
                 self._point(member, point, pending, before if not together else self.there)
                 pending = []
@@ -196,16 +200,16 @@ class _Block:
     def _point(self, member: int, point: Point, pending: Sequence[Read], before: Expression) -> None:
         """The rows of an op at a point. `pending`: what the op, and ops before it without a point, are the first to
         read; `before`: the copies that were there before these."""
-        alive, own = self.of.points.alive.at(member, point, self.kind), self.alike.own
+        alive, own = self.rows.points.alive.at(member, point, self.kind), self.region.own
         at = self.ops.index(member)
         later = tuple(read for read in own if self.ops.index(read.op) > at)
         seen = len(later) < len(own) or not own
         if self.landing_alone:
             self._landing(member, point, pending, later, before)
             return
-        if not self.alike.begins or Phase.SINCE not in self.moved:
+        if not self.region.begins or Phase.SINCE not in self.in_flight:
             self._row(
-                member, Phase.SINCE if Phase.SINCE in self.moved else Phase.BEFORE, [self.there, self.landed, alive]
+                member, Phase.SINCE if Phase.SINCE in self.in_flight else Phase.BEFORE, [self.there, self.landed, alive]
             )
             return
         if seen:
@@ -217,20 +221,21 @@ class _Block:
         self, member: int, point: Point, pending: Sequence[Read], later: Sequence[Read], before: Expression
     ) -> None:
         if pending:
-            given = self.of.points.alive.given(member, point, self.kind)
-            self._row(member, Phase.LANDING, [before, self.of.points.alive.passing(point), given], (*pending, *later))
+            alive = self.rows.points.alive
+            parts = [before, alive.passing(point), alive.given(member, point, self.kind)]
+            self._row(member, Phase.LANDING, parts, (*pending, *later))
 
     def _switched_off(self, seen: Sequence[Read]) -> Expression:
         """Terms that disable a row's bytes in flight (big M) where any of the parameters already `seen` moves."""
-        found: Expression = {}
-        limit = sum(self.of.copies.most(*bucket) * many for bucket, many in self.moved[Phase.BEFORE])
-        limit += self.of.copies.most("arriving", self.alike.own)
+        terms: Expression = {}
+        limit = sum(self.rows.copies.most(*bucket) * times for bucket, times in self.in_flight[Phase.BEFORE])
+        limit += self.rows.copies.most("arriving", self.region.own)
         for read in seen:
             if not read.before:  # else it may have moved in an earlier region
-                for one, variables in self.of.copies.by_pair(read.parameter, [read.op]).values():
-                    for variable in variables if one.arriving else ():
-                        add(found, variable, -limit)
-        return found
+                for transfer, variables in self.rows.copies.by_pair(read.parameter, [read.op]).values():
+                    for variable in variables if transfer.arriving else ():
+                        add(terms, variable, -limit)
+        return terms
 
     def _row(self, member: int, phase: Phase, parts: Sequence[Expression], own: tuple[Read, ...] = ()) -> None:
         """Give a sum of `parts` and what is in flight to the sink; `own`: the region's reads that the bytes that land
@@ -239,26 +244,26 @@ class _Block:
         for part in parts:
             for variable, size in part.items():
                 add(terms, variable, size)
-        restricted = [(_Bucket(_OWN[phase], own), 1)] if own and not self.alike.cut else []
-        for bucket, many in (*self.moved[phase], *restricted):
-            one = self.of.copies.sum(*bucket)
-            if one is not None:
-                add(terms, one, many * UNIT)
+        restricted = [(_Bucket(_OWN[phase], own), 1)] if own and not self.region.cut else []
+        for bucket, times in (*self.in_flight[phase], *restricted):
+            bucket_bytes = self.rows.copies.sum(*bucket)
+            if bucket_bytes is not None:
+                add(terms, bucket_bytes, times * UNIT)
         self.sink(self.block, member, phase, terms)
 
     def _change(self, change: Expression, sign: float = 1.0, *, landed: bool = False) -> None:
         signed = {variable: sign * size for variable, size in change.items()}
         if landed:
-            self.landed = self.of.points.chain(self.landed, signed)
+            self.landed = self.rows.points.chain(self.landed, signed)
         elif signed:
-            self.there = self.of.points.chain(self.there, signed)
+            self.there = self.rows.points.chain(self.there, signed)
 
     def _leave(self, member: int, *, together: bool) -> None:
         """Take off the copies of which this op is the last reader."""
-        for stay, over in self.alike.stays:
+        for stay, over in self.region.stays:
             if over and stay.later[-1] == member:
-                self._change(self.of.copies.staying(stay), -1.0)
-        for read in self.alike.own:
+                self._change(self.rows.copies.staying(stay), -1.0)
+        for read in self.region.own:
             if read.last == member:
-                self._change(self.of.copies.copies(read, moves=True, leave=True), -1.0, landed=together)
-                self._change(self.of.copies.copies(read, moves=False, leave=True), -1.0)
+                self._change(self.rows.copies.copies(read, moves=True, leave=True), -1.0, landed=together)
+                self._change(self.rows.copies.copies(read, moves=False, leave=True), -1.0)

@@ -46,16 +46,16 @@ class HeldByCaller:
         keepers = self._keepers(self.memory.graph.nodes, {root for root, _ in kept})
         alone: Counter[tuple[tuple[Variables, ...], Variables]] = Counter()  # bytes: copies with equal rows are one
         for copy in filter(self.returned.__contains__, kept):
-            others = sorted(variable for _, variables in keepers.get(copy, ()) for variable in variables)
-            alone[(self.returned[copy],), tuple(others)] += self.memory.copy_bytes(copy)
+            savers = sorted(variable for _, variables in keepers.get(copy, ()) for variable in variables)
+            alone[(self.returned[copy],), tuple(savers)] += self.memory.copy_bytes(copy)
         saving: dict[Copy, dict[Variables, None]] = {}
         for node in (node for node in self.memory.graph.nodes if node in self.memory.savings.holding):
             for copy, variables in self._copies(node).items():
                 saving.setdefault(copy, {})[variables] = None
         for copy, who in saving.items():
             alone[tuple(who), self.returned.get(copy, ())] += self.memory.copy_bytes(copy)
-        for (each, less), size in alone.items():
-            add(always, self._alone(each, less), size)
+        for (groups, less), size in alone.items():
+            add(always, self._alone(groups, less), size)
         self._beside(always)
 
     def _alone(self, groups: Sequence[Variables], less: Variables) -> int:

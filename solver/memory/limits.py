@@ -14,15 +14,15 @@ from autopar.solver.seconds.replays import Expression
 def limit_of(model: Model, stage: Stage) -> float:
     """MiB that no block of a stage can have at once: four times its ops' inputs, outputs, internal saved bytes and
     workspaces, all unsharded."""
-    found, memory = 0, model.problem.memory
+    whole_bytes, memory = 0, model.problem.memory
     for number in stage.ops:
         node = model.problem.ops[number].node
         outputs = [TensorRef(node, i) for i in range(len(output_tensors(node)))]
-        found += sum(tensor_of(ref).nbytes for ref in (*memory.inputs[node], *outputs))
+        whole_bytes += sum(tensor_of(ref).nbytes for ref in (*memory.inputs[node], *outputs))
         cost = node.meta.get(COST)
         if cost is not None:
-            found += cost.saved_internal_bytes + cost.workspace_forward_bytes + cost.workspace_backward_bytes
-    return 4.0 * found / UNIT
+            whole_bytes += cost.saved_internal_bytes + cost.workspace_forward_bytes + cost.workspace_backward_bytes
+    return 4.0 * whole_bytes / UNIT
 
 
 def only_at(whether: Sequence[int], level: int, limit: float) -> tuple[Expression, float]:

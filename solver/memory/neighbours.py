@@ -42,36 +42,36 @@ class Neighbours:
         readers = [reader for reader in behind if reader.outlasts(end)]
         if not readers:
             return []
-        data, both = self.stages[stage], {self.program.variable("both"): 1.0}
-        data.block.brought_until = max(data.block.brought_until, end or len(data.kept.least_by_level))
+        block, both = self.stages[stage].block, {self.program.variable("both"): 1.0}
+        block.brought_until = max(block.brought_until, end or len(self.stages[stage].kept.least_by_level))
         for saver in savers:
             for reader in readers:
                 uses = [(v, -c) for keeper in (saver, reader) for v, c in self.counts.uses(keeper).items()]
                 self.program.at_least("both", [*both.items(), *uses], -1.0)
         for variable in both:
-            keep(data.block.brought, -1, variable, size)
-        ops, before = sorted({reader.op for reader in readers}), both
+            keep(block.brought, -1, variable, size)
+        ops, brought_before = sorted({reader.op for reader in readers}), both
         for number in ops:
-            rest: Expression = {}
+            not_yet_kept: Expression = {}
             if number != ops[-1]:
-                rest = {self.program.variable("rest"): 1.0}
+                not_yet_kept = {self.program.variable("rest"): 1.0}
                 kept = [self.counts.uses(reader) for reader in readers if reader.op <= number]
                 terms = [(v, c) for uses in kept for v, c in uses.items()]
-                self.program.at_least("rest", [*rest.items(), *((v, -c) for v, c in both.items()), *terms], 0.0)
-            for variables, sign in ((rest, 1.0), (before, -1.0)):
+                self.program.at_least("rest", [*not_yet_kept.items(), *((v, -c) for v, c in both.items()), *terms], 0.0)
+            for variables, sign in ((not_yet_kept, 1.0), (brought_before, -1.0)):
                 for variable in variables:
-                    keep(data.block.brought, number, variable, sign * size)
-            before = rest
+                    keep(block.brought, number, variable, sign * size)
+            brought_before = not_yet_kept
         return readers
 
-    def held(self, stage: int, size: int, savers: Sequence[Saver], readers: Sequence[Saver]) -> None:
+    def beyond_readers(self, stage: int, size: int, savers: Sequence[Saver], readers: Sequence[Saver]) -> None:
         """Add what blocks make and keep between the same levels, beyond what the next blocks' `readers` keep of it."""
-        for held, level, left_out in self.counts.held(stage):
+        for target, level, left_out in self.counts.targets(stage):
             by_saver = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
             if not by_saver:
                 continue
             count = self.program.variable("kept", upper=None)
-            add(held, count, size)
+            add(target, count, size)
             of_readers = [(v, c) for reader in readers for v, c in self.counts.of(reader, level, 0).items()]
             for terms in by_saver:
                 row = [(count, 1.0), *((v, -c) for v, c in terms.items()), *of_readers]
@@ -79,9 +79,9 @@ class Neighbours:
             for saver in [] if left_out else savers:
                 self._of_last_block(stage, count, saver)
 
-    def _of_last_block(self, stage: int, many: int, saver: Saver) -> None:
-        """Bound the count `many` from below by 1 where the last of several blocks keeps what an op saves."""
-        terms, right = [(many, 1.0), *((v, -1.0) for v in self.counts.uses(saver))], 0.0
+    def _of_last_block(self, stage: int, blocks: int, saver: Saver) -> None:
+        """Bound the count `blocks` from below by 1 where the last of several blocks keeps what an op saves."""
+        terms, right = [(blocks, 1.0), *((v, -1.0) for v in self.counts.uses(saver))], 0.0
         if saver.end:
             terms, right = [*terms, (self.model.kept(stage, saver.end), -1.0)], right - 1.0
         if saver.start:
@@ -94,8 +94,8 @@ class Neighbours:
         handed = self.kept_before(self._choices(savers), makers)
         if handed is not None:
             keep(self.stages[stage].block.by_op, max(saver.op for saver in savers), handed, -size)
-            for held, *_ in self.counts.held(stage):
-                add(held, handed, -size)
+            for target, *_ in self.counts.targets(stage):
+                add(target, handed, -size)
 
     def before(self, stage: int, size: int, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
         """A tensor from before that the first of equal blocks keeps does not count again in the turns of later blocks
@@ -106,9 +106,9 @@ class Neighbours:
             return
         for end in {saver.end for saver in savers} - {0}:  # only if the first block is at no level that drops it
             self.program.at_most("handed", [(handed, 1.0), (self.model.any_recomputed[stage][end - 1], 1.0)], 1.0)
-        for held, level, _ in self.counts.held(stage):
+        for target, level, _ in self.counts.targets(stage):
             if not level:
-                add(held, handed, -size)
+                add(target, handed, -size)
 
     def kept_before(self, choices: Sequence[int], makers: Sequence[Saver]) -> int | None:
         """A variable that can be 1 only if one of `choices` is 1 and one of the `makers` surely keeps the storage."""

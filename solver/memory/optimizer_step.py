@@ -33,13 +33,13 @@ def each_temporaries(model: Model) -> list[Bounded]:
 
 
 def _temporaries(model: Model, before: int | None, number: int) -> Bounded:
-    memory, terms, least, most = model.problem.memory, dict[int, float](), 0.0, 0.0
+    memory, terms, least_bytes, most_bytes = model.problem.memory, dict[int, float](), 0.0, 0.0
     for parameter, is_left in ((before, True), (number, False)):
         if parameter is not None:
             op = model.problem.ops[parameter]
-            each = [temporaries(memory, op.node, choice.strategy.outputs[0]) for choice in op.choices]
-            sizes = [bytes_.left if is_left else bytes_.own for bytes_ in each]
+            by_choice = [temporaries(memory, op.node, choice.strategy.outputs[0]) for choice in op.choices]
+            sizes = [of_choice.left if is_left else of_choice.own for of_choice in by_choice]
             for variable, size in zip(model.x[parameter], sizes, strict=True):
                 add(terms, variable, size)
-            least, most = least + min(sizes), most + max(sizes)
-    return terms, least, most
+            least_bytes, most_bytes = least_bytes + min(sizes), most_bytes + max(sizes)
+    return terms, least_bytes, most_bytes

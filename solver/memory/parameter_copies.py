@@ -60,33 +60,37 @@ def _kept(model: Model, flow: Flow) -> Copies:
     return sizes
 
 
-def _add_one_copy(model: Model, data: StageBytes, readers: Sequence[tuple[Flow, Copies]]) -> None:
+def _add_one_copy(model: Model, stage_bytes: StageBytes, readers: Sequence[tuple[Flow, Copies]]) -> None:
     """Add a copy that several ops of a region share."""
     program, so_far = model.program, -1
     size = max(size for _, copies in readers for size in copies.values())
     for flow, copies in sorted(readers, key=lambda kept_by_now: kept_by_now[0].use.op):
         kept_by_now = program.variable("saved", whole=False)
         program.at_least("saved", [(kept_by_now, 1.0), *((variable, -1.0) for variable in copies)], 0.0)
-        keep(data.block.parameters_by_op, flow.use.op, kept_by_now, size)
+        keep(stage_bytes.block.parameters_by_op, flow.use.op, kept_by_now, size)
         if so_far >= 0:
             program.at_least("saved", [(kept_by_now, 1.0), (so_far, -1.0)], 0.0)
-            keep(data.block.parameters_by_op, flow.use.op, so_far, -size)
+            keep(stage_bytes.block.parameters_by_op, flow.use.op, so_far, -size)
         so_far = kept_by_now
-    add(data.kept.all_blocks, so_far, size)
+    add(stage_bytes.kept.all_blocks, so_far, size)
 
 
-def _add_own_copies(model: Model, data: StageBytes, flow: Flow, sizes: Copies) -> None:
+def _add_own_copies(model: Model, stage_bytes: StageBytes, flow: Flow, sizes: Copies) -> None:
     """Add copies of this op alone."""
     op = model.problem.ops[flow.use.op]
     count, dropped = model.costs.count(op), op.again.dropped
     for variable, size in sizes.items():
-        keep(data.block.parameters_by_op, flow.use.op, variable, size)
+        keep(stage_bytes.block.parameters_by_op, flow.use.op, variable, size)
     groups = [np.array([variable]) for variable in sizes]
     again = {
         level: dict(zip(sizes, replays(model, flow, groups, level).tolist(), strict=True))
-        for level in {*range(1, min(dropped, len(data.kept.least_by_level))), dropped} - {0}
+        for level in {*range(1, min(dropped, len(stage_bytes.kept.least_by_level))), dropped} - {0}
     }
-    for targets, left_out in (([data.kept.all_blocks], 0), (data.kept.but_last, 1), ([data.kept.but_last_two], 2)):
+    for targets, left_out in (
+        ([stage_bytes.kept.all_blocks], 0),
+        (stage_bytes.kept.but_last, 1),
+        ([stage_bytes.kept.but_last_two], 2),
+    ):
         for level, target in enumerate(targets[: dropped or None]):
             for variable, size in sizes.items():
                 if level:
@@ -96,7 +100,7 @@ def _add_own_copies(model: Model, data: StageBytes, flow: Flow, sizes: Copies) -
                     add(target, variable, (count - left_out) * size)
                 if dropped:
                     add(target, again[dropped][variable], -size)
-    for target in data.kept.least_by_level[: dropped or None]:
+    for target in stage_bytes.kept.least_by_level[: dropped or None]:
         for variable, size in sizes.items():
             add(target, variable, size)
     levels = model.problem.stages[op.stage].levels
@@ -106,4 +110,4 @@ def _add_own_copies(model: Model, data: StageBytes, flow: Flow, sizes: Copies) -
         span = levels.holding(op.again.offset, level)
         assert span is not None
         for variable, size in sizes.items():
-            add(data.block.freed.setdefault((level, span), {}), variable, size)
+            add(stage_bytes.block.freed.setdefault((level, span), {}), variable, size)

@@ -41,63 +41,69 @@ class Peaks:
         self.rows, self.total = rows, total
         self.memory = model.problem.memory
 
-    def add(self, number: int, data: StageBytes, sums: Living) -> None:
+    def add(self, number: int, stage_bytes: StageBytes, sums: Living) -> None:
         """Add the rows of a stage's backward: of its last block and the next to last where these are not recomputed,
         then of each level. Blocks that share buckets have rows of both cases of `solver.memory.division`."""
         if not self.transfers.division.of(number):
-            self._add(number, data, sums)
+            self._add(number, stage_bytes, sums)
             return
-        arriving, most = self.transfers.arriving(number), self.most_of_bucket(number)
+        arriving, most_in_bucket = self.transfers.arriving(number), self.most_of_bucket(number)
 
         def unless_apart(name: str, sums: Sequence[Sequence[int | None]], terms: Expression, right: float) -> None:
             self.rows(
                 name,
                 [[*parts, arriving] for parts in sums],
-                total(terms, {self.transfers.division.kept(number): most * UNIT}),
-                right + most,
+                total(terms, {self.transfers.division.kept(number): most_in_bucket * UNIT}),
+                right + most_in_bucket,
             )
 
         shared = Peaks(self.model, self.transfers, unless_apart, self.total)
-        shared._add(number, data, sums)
-        Peaks(self.model, self.transfers.apart(), self.rows, self.total)._add_whole(number, data, sums)
+        shared._add(number, stage_bytes, sums)
+        Peaks(self.model, self.transfers.apart(), self.rows, self.total)._add_whole(number, stage_bytes, sums)
 
-    def _add_whole(self, number: int, data: StageBytes, sums: Living) -> None:
+    def _add_whole(self, number: int, stage_bytes: StageBytes, sums: Living) -> None:
         """Add the rows for the case that all blocks of a stage are recomputed as a whole."""
         stage, blocks = self.model.problem.stages[number], self.transfers.blocks(number)
         w, there, before = sums.fullest[0], sums.there, sums.before
         if stage.count == 1:
-            self._cases(f"backward of stage {number}, apart", [*there, before], w, blocks, data.kept.inputs)
+            self._cases(f"backward of stage {number}, apart", [*there, before], w, blocks, stage_bytes.kept.inputs)
             return
-        self._last_of_level(number, data, stage.depth, w, (), there, before)
-        self._first_of_level(number, data, stage.depth, w, there, before, blocks)
+        self._last_of_level(number, stage_bytes, stage.depth, w, (), there, before)
+        self._first_of_level(number, stage_bytes, stage.depth, w, there, before, blocks)
 
-    def _add(self, number: int, data: StageBytes, sums: Living) -> None:
+    def _add(self, number: int, stage_bytes: StageBytes, sums: Living) -> None:
         fullest, behind, next_one, last, there, before = sums
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
         m, blocks = stage.count, self.transfers.blocks(number, divided=not self.transfers.dividing(number))
         if m == 1:
             self._cases(
-                name, [*there, before], fullest[0], self.transfers.blocks(number, divided=False), data.kept.inputs
+                name,
+                [*there, before],
+                fullest[0],
+                self.transfers.blocks(number, divided=False),
+                stage_bytes.kept.inputs,
             )
-            self._divided(f"{name}, divided", number, [*there, before], fullest[0], data.kept.inputs)
+            self._divided(f"{name}, divided", number, [*there, before], fullest[0], stage_bytes.kept.inputs)
             return
-        kept, together = self._all_but_one(data, 0, before), [self.transfers.last_block(number, divided=False)]
+        kept, together = self._all_but_one(stage_bytes, 0, before), [self.transfers.last_block(number, divided=False)]
         self._cases(f"{name}, last block", [*there, kept], last, together, {})
         if m > 2:
             inner = self.transfers.blocks(number, divided=False, but_first=True)
-            self._cases(f"{name}, next to last block", [*there, before], behind[0], inner, self._next_to_last(data))
+            self._cases(
+                f"{name}, next to last block", [*there, before], behind[0], inner, self._next_to_last(stage_bytes)
+            )
         for level in range(stage.depth + 1):
             whole = bool(level and level == stage.depth)
             w, w_behind = (fullest[0], fullest[0]) if whole else (fullest[level], behind[level])
             if level and (stage.depth > 1 or whole):
-                self._last_of_level(number, data, level, w_behind, next_one, there, before)
+                self._last_of_level(number, stage_bytes, level, w_behind, next_one, there, before)
             if stage.depth > 1 or not level:
-                self._first_of_level(number, data, level, w, there, before, blocks)
+                self._first_of_level(number, stage_bytes, level, w, there, before, blocks)
 
     def _last_of_level(
         self,
         number: int,
-        data: StageBytes,
+        stage_bytes: StageBytes,
         level: int,
         w: Mapping[Phase, int | None],
         next_one: Sequence[int | None],
@@ -109,29 +115,29 @@ class Peaks:
         m, whole = stage.count, level == stage.depth
         counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
         limit = limit_of(self.model, stage) if stage.depth > 1 else 0.0
-        gradients = self._gradients_of_others(data, m)
-        terms = self._gradients_behind(data, gradients, counts[level - 1], whether[level - 1], m)
-        kept = before if whole else self._all_but_one(data, level, before)
+        gradients = self._gradients_of_others(stage_bytes, m)
+        terms = self._gradients_behind(stage_bytes, gradients, counts[level - 1], whether[level - 1], m)
+        kept = before if whole else self._all_but_one(stage_bytes, level, before)
         alone = {whether[-1]: limit * UNIT} if whole and limit else {}
-        for variable, size in (*(data.kept.inputs.items() if whole else ()), *alone.items()):
+        for variable, size in (*(stage_bytes.kept.inputs.items() if whole else ()), *alone.items()):
             add(terms, variable, size)
-        less = {} if whole else self._less_behind_last(data, number, level)
-        its = {} if self.memory.micro_batches > 1 else data.gradients.of_block
-        behind_it = total(terms, {v: -c for v, c in its.items()})
-        for at_end, others, switch, more in self._of_level(number, whether[level - 1]):
-            most = (limit if alone else 0.0) + more
-            self._cases(here, [*there, kept], w, at_end, total(terms, switch), most)
-            self._cases(here, [*there, kept], w, others, total({**terms, **less}, switch), most)
+        less = {} if whole else self._less_behind_last(stage_bytes, number, level)
+        gradients_of_last = {} if self.memory.micro_batches > 1 else stage_bytes.gradients.of_block
+        behind_it = total(terms, {v: -c for v, c in gradients_of_last.items()})
+        for at_end, after_others, switch, more in self._of_level(number, whether[level - 1]):
+            right = (limit if alone else 0.0) + more
+            self._cases(here, [*there, kept], w, at_end, total(terms, switch), right)
+            self._cases(here, [*there, kept], w, after_others, total({**terms, **less}, switch), right)
             if not whole:
                 n = {Phase.REDUCING: next_one[level]}
                 self._cases(f"{here}, behind it", [*there, kept], n, at_end, total(behind_it, switch), more)
                 lesser = total(total(behind_it, less), switch)
-                self._cases(f"{here}, behind it", [*there, kept], n, others, lesser, more)
+                self._cases(f"{here}, behind it", [*there, kept], n, after_others, lesser, more)
 
     def _first_of_level(
         self,
         number: int,
-        data: StageBytes,
+        stage_bytes: StageBytes,
         level: int,
         w: Mapping[Phase, int | None],
         there: Sequence[int | None],
@@ -144,15 +150,17 @@ class Peaks:
         whole = bool(level and level == stage.depth)
         limit = limit_of(self.model, stage) if stage.depth > 1 else 0.0
         off, right = only_at(self.model.any_recomputed.get(number, []), level, limit)
-        inputs = data.kept.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is not recomputed
-        terms = {**self._gradients_of_others(data, stage.count), **inputs, **off}
+        inputs = (
+            stage_bytes.kept.first_inputs if whole or stage.depth == 1 else {}
+        )  # 0 where the block is not recomputed
+        terms = {**self._gradients_of_others(stage_bytes, stage.count), **inputs, **off}
         self._cases(here, [*there, before], w, blocks, terms, right)
         self._divided(f"{here}, divided", number, [*there, before], w, terms, right)
 
     def add_forward(
         self,
         number: int,
-        data: StageBytes,
+        stage_bytes: StageBytes,
         fullest: Sequence[int | None],
         there: Sequence[int | None],
         before: int | None,
@@ -165,7 +173,7 @@ class Peaks:
         each taken for the last of its level. `beside`: further terms; `more`: what these add to the right side."""
         stage, name = self.model.problem.stages[number], f"forward of stage {number}"
         if stage.count == 1:
-            self.rows(name, [[*there, before, fullest[0]]], total(beside, data.kept.inputs), more)
+            self.rows(name, [[*there, before, fullest[0]]], total(beside, stage_bytes.kept.inputs), more)
             return
         whether, limit = (
             self.model.any_recomputed.get(number, []),
@@ -175,11 +183,11 @@ class Peaks:
             whole, terms, right = bool(level and level == stage.depth), beside, 0.0
             if not behind:
                 off, right = only_at(whether, level, limit)
-                terms = total(total(terms, data.kept.first_inputs if whole or stage.depth == 1 else {}), off)
+                terms = total(total(terms, stage_bytes.kept.first_inputs if whole or stage.depth == 1 else {}), off)
             elif whole:
                 right = limit
-                terms = total(total(terms, data.kept.inputs), {whether[-1]: limit * UNIT} if limit else {})
-            kept = before if not behind or whole else self._all_but_one(data, level, before)
+                terms = total(total(terms, stage_bytes.kept.inputs), {whether[-1]: limit * UNIT} if limit else {})
+            kept = before if not behind or whole else self._all_but_one(stage_bytes, level, before)
             if stage.depth > 1 or not level or (whole and behind):
                 self.rows(name, [[*there, kept, fullest[0 if whole else level]]], terms, right + more)
 
@@ -218,13 +226,13 @@ class Peaks:
         right side that switch their rows off: where no block of the stage is the first of a bucket, buckets are reduced
         only if recompute divides them, for which a block must be of the level (`q` is 1)."""
         apart = bool(self.transfers.dividing(number))
-        last = self.transfers.last_block(number, divided=not apart)
-        others = self.transfers.blocks(number, divided=not apart)
-        yield [last], [case for case in others if case != last], {}, 0.0
+        after_last = self.transfers.last_block(number, divided=not apart)
+        after_others = self.transfers.blocks(number, divided=not apart)
+        yield [after_last], [case for case in after_others if case != after_last], {}, 0.0
         if apart:
-            last_one, others = map(_reducing, ([self.transfers.last_block(number)], self.transfers.blocks(number)))
+            at_end, after_others = map(_reducing, ([self.transfers.last_block(number)], self.transfers.blocks(number)))
             limit = self._limit_of_bucket(number)
-            yield last_one, [case for case in others if case not in last_one], {q: limit * UNIT}, limit
+            yield at_end, [case for case in after_others if case not in at_end], {q: limit * UNIT}, limit
 
     def most_of_bucket(self, number: int) -> float:
         """A big M, in MiB, for rows that count a stage's shared buckets: added to the right side, it disables them."""
@@ -233,48 +241,50 @@ class Peaks:
     def _limit_of_bucket(self, number: int) -> float:
         """An upper bound, in MiB, on all that is there when a bucket of a stage is reduced: a big M."""
         reducing = self.transfers.reducing(number).items()
-        return sum(limit_of(self.model, self.model.problem.stages[one]) * blocks for one, blocks in reducing)
+        return sum(limit_of(self.model, self.model.problem.stages[owner]) * blocks for owner, blocks in reducing)
 
-    def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
+    def _all_but_one(self, stage_bytes: StageBytes, level: int, before: int | None) -> int | None:
         """What the stages before keep, and all blocks of a level or higher but the last of them. Where no block is of
         such a level, the blocks' part is negative."""
-        return self.total("held", data.kept.but_last[level], before, lower=-math.inf)
+        return self.total("held", stage_bytes.kept.but_last[level], before, lower=-math.inf)
 
-    def _next_to_last(self, data: StageBytes) -> Expression:
+    def _next_to_last(self, stage_bytes: StageBytes) -> Expression:
         """What all blocks but the last two keep, with the gradients of the last."""
-        found = dict(data.kept.but_last_two)
-        for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients.of_block).items():
-            add(found, variable, size)
-        return found
+        terms = dict(stage_bytes.kept.but_last_two)
+        for variable, size in ({} if self.memory.micro_batches > 1 else stage_bytes.gradients.of_block).items():
+            add(terms, variable, size)
+        return terms
 
-    def _gradients_of_others(self, data: StageBytes, m: int) -> Expression:
+    def _gradients_of_others(self, stage_bytes: StageBytes, m: int) -> Expression:
         """(m - 1) G; with several micro-batches nothing, since gradients then count as accumulated throughout."""
-        return {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.of_block.items()}
+        of_block = {} if self.memory.micro_batches > 1 else stage_bytes.gradients.of_block
+        return {variable: (m - 1) * size for variable, size in of_block.items()}
 
-    def _gradients_behind(self, data: StageBytes, gradients: Expression, r: int, q: int, m: int) -> Expression:
+    def _gradients_behind(self, stage_bytes: StageBytes, gradients: Expression, r: int, q: int, m: int) -> Expression:
         """(m - r) G, but (m - 1) G where r is 0: gradients of the blocks after the first r."""
-        found = dict(gradients)
-        for choices, sizes in data.gradients.by_parameter if gradients else ():
+        terms = dict(gradients)
+        for choices, sizes in stage_bytes.gradients.by_parameter if gradients else ():
             by_size: dict[float, list[int]] = {}
             for variable in choices.tolist():
                 by_size.setdefault(sizes.get(variable, 0.0), []).append(variable)
-            groups = [np.array(some) for some in by_size.values()]
+            groups = [np.array(variables) for variables in by_size.values()]
             variables = counted(self.program, groups, {r: 1.0, q: -1.0}, m - 1)
             for variable, size in zip(variables.tolist(), by_size, strict=True):
-                add(found, variable, -size)
-        return found
+                add(terms, variable, -size)
+        return terms
 
-    def _less_behind_last(self, data: StageBytes, number: int, level: int) -> Expression:
+    def _less_behind_last(self, stage_bytes: StageBytes, number: int, level: int) -> Expression:
         """D of a level: where all blocks are of this level, by how much the block before the last has less."""
-        if not data.gradients.most_left_behind:
+        if not stage_bytes.gradients.most_left_behind:
             return {}
-        many = self.memory.micro_batches > 1
-        most = data.gradients.most_left_behind / UNIT
-        limit = 0.0 if many else sum(max(sizes.values()) for _, sizes in data.gradients.by_parameter) / UNIT
-        kept, less = self.model.kept(number, level), self.program.variable("less", upper=most, whole=False)
-        self.program.at_most("less", [(less, 1.0), (kept, most)], most)
-        terms = {v: -c for v, c in data.kept.least_by_level[level].items()}
-        for variable, size in ({} if many else data.gradients.of_block).items():
+        accumulates = self.memory.micro_batches > 1
+        most_less = stage_bytes.gradients.most_left_behind / UNIT
+        gradients = stage_bytes.gradients
+        limit = 0.0 if accumulates else sum(max(sizes.values()) for _, sizes in gradients.by_parameter) / UNIT
+        kept, less = self.model.kept(number, level), self.program.variable("less", upper=most_less, whole=False)
+        self.program.at_most("less", [(less, 1.0), (kept, most_less)], most_less)
+        terms = {v: -c for v, c in stage_bytes.kept.least_by_level[level].items()}
+        for variable, size in ({} if accumulates else stage_bytes.gradients.of_block).items():
             add(terms, variable, size)
         bytes_ = [(v, c / UNIT) for v, c in terms.items()]
         self.program.at_most("less", [(less, 1.0), (kept, -limit), *bytes_], 0.0)

@@ -62,31 +62,31 @@ class Points:
         A block that is not recomputed and one that is recomputed as a whole have the same W. A stage of a single block
         has one W, of the level that the block is at.
         """
-        stage, data = self.problem.stages[number], self.stages[number]
+        stage, stage_bytes = self.problem.stages[number], self.stages[number]
         start = Expression()
         for member in stage.ops:
             start = total(start, self.waiting.get(member, {}))
         pieces, pieces_behind, current, begin = self._pieces(number, start, lands=lands, last=last)
         start = total(start, returned)
         region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
-        first = self.problem.grouping.first_reader(region)
+        first = self.problem.grouping.readers.first(region)
         for passing in self._left_to_do(stage, first):
             self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(total(current, start), passing), {})
-        most = self._most(number, pieces, bound)
+        most_by_piece = self._most(number, pieces, bound)
         when_reduced: list[Expression] = []
         for at, off in self._reduced_at(stage, region):
-            there = total(total(start, self._kept_before(stage, data, at)), off)
+            there = total(total(start, self._kept_before(stage, stage_bytes, at)), off)
             when_reduced += [total(there, passing) for passing in self._left_to_do(stage, at)]
         reducing = bound(f"fullest.{number}", [(terms, 0.0, float("inf")) for terms in when_reduced if terms])
-        levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
+        levels = [self._fullest_at(stage_bytes, most_by_piece, bound, counting) for counting in self._levels(number)]
         fullest = [by_phase | {Phase.REDUCING: reducing} for by_phase in levels]
         next_one = [by_phase.get(Phase.REDUCING) for by_phase in levels]
         if stage.count == 1 and stage.depth > 1:
             return fullest, fullest, next_one
-        most = self._most(number, pieces_behind, bound)
+        most_by_piece = self._most(number, pieces_behind, bound)
         behind_others = [
-            by_phase | self._fullest_at(data, most, bound, counting, by_phase)
-            if most and level < data.block.brought_until
+            by_phase | self._fullest_at(stage_bytes, most_by_piece, bound, counting, by_phase)
+            if most_by_piece and level < stage_bytes.block.brought_until
             else by_phase
             for level, (counting, by_phase) in enumerate(zip(self._levels(number), fullest, strict=True))
         ]
@@ -97,22 +97,22 @@ class Points:
     ) -> tuple[Pieces, Pieces, Expression, int]:
         """By phase and piece, D(v) plus what lives at v, for the points of a stage's ops: of any block, and of a block
         after others; then D after the last op, and the op with which the last piece begins. `start`: D before all."""
-        stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
+        stage, stage_bytes, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
         shared = {} if last else self.shared
         pieces, pieces_behind = Pieces(), Pieces()
-        brought, unkept = dict(data.block.brought.get(-1, {})), dict(data.block.unkept.get(-1, {}))
+        brought, unkept = dict(stage_bytes.block.brought.get(-1, {})), dict(stage_bytes.block.unkept.get(-1, {}))
         current, begin, begins = start, -1, self.begins(stage)
         for member in stage.ops:
             node, begin = self.problem.ops[member].node, begins[member]
-            behind_reads = grouping.last_reader(grouping.region(node)) - self.lifetimes.position[node]
-            change = dict(data.block.by_op.get(member, {}))
-            for variable, size in data.block.parameters_by_op.get(member, {}).items():
+            behind_reads = grouping.readers.last(grouping.region(node)) - self.lifetimes.position[node]
+            change = dict(stage_bytes.block.by_op.get(member, {}))
+            for variable, size in stage_bytes.block.parameters_by_op.get(member, {}).items():
                 add(change, variable, size)
             if change:
                 current = self.chain(current, change)
-            brought = total(brought, data.block.brought.get(member, {}))
-            unkept = total(unkept, data.block.unkept.get(member, {}))
-            given = total({v: -c for v, c in self.waiting.get(member, {}).items()}, shared.get(member, {}))
+            brought = total(brought, stage_bytes.block.brought.get(member, {}))
+            unkept = total(unkept, stage_bytes.block.unkept.get(member, {}))
+            passed_on = total({v: -c for v, c in self.waiting.get(member, {}).items()}, shared.get(member, {}))
             for point, kind, behind in self._cases(member, stage.count):
                 if point.view and not self.alive.converts(member, point, kind):
                     continue
@@ -121,13 +121,13 @@ class Points:
                     alive = total(alive, self.cast[member])
                 alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, alive)]
                 if lands and behind_reads == 0 and point.backward:
-                    alive_in.append((Phase.LANDING, total(self.alive.passing(point), given)))
+                    alive_in.append((Phase.LANDING, total(self.alive.passing(point), passed_on)))
                 for phase, alive in ((phase, total(alive, unkept)) for phase, alive in alive_in):
                     self._note(pieces.setdefault((phase, begin), []), current, alive)
                     if brought and behind:
                         self._note(pieces_behind.setdefault((phase, begin), []), total(current, brought), alive)
-            if given:
-                current = self.chain(current, given)
+            if passed_on:
+                current = self.chain(current, passed_on)
         for member in stage.ops:  # these are part of `start` already
             current = total(current, {v: -c for v, c in shared.get(member, {}).items()})
         return pieces, pieces_behind, current, begin
@@ -137,8 +137,8 @@ class Points:
         first that reads a weight, and of later ones, with terms that are at most -M if the gradient of any weight moves
         that an op before reads."""
         grouping, memory = self.problem.grouping, self.memory
-        readers, off = grouping.weight_readers(region), Expression()
-        yield grouping.first_reader(region), {}
+        readers, off = grouping.readers.of_weights(region), Expression()
+        yield grouping.readers.first(region), {}
         limit = limit_of(self.model, stage) * UNIT if len(readers) > 1 else 0.0
         by_reader = {node: list[Flow]() for node in readers}
         for flow in self.model.flows if len(readers) > 1 else ():
@@ -152,23 +152,26 @@ class Points:
                         off = off | {variable: -limit}
             yield self.lifetimes.position[behind], off
 
-    def _kept_before(self, stage: Stage, data: StageBytes, position: int) -> Expression:
+    def _kept_before(self, stage: Stage, stage_bytes: StageBytes, position: int) -> Expression:
         """What a block's ops keep that stand before a position of the stage's first block: it lives while the bucket is
         reduced after the backward of the op there."""
-        found = Expression()
+        kept = Expression()
         for member in stage.ops:
             if self.lifetimes.position[self.problem.ops[member].node] >= position:
-                return found
-            found = total(found, total(data.block.by_op.get(member, {}), data.block.parameters_by_op.get(member, {})))
+                return kept
+            for by_op in (stage_bytes.block.by_op, stage_bytes.block.parameters_by_op):
+                kept = total(kept, by_op.get(member, {}))
         return Expression()
 
     def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:
         """W of each phase by level, from the points of each piece of a block that is not recomputed."""
-        most = self._most(number, pieces, bound)
-        return [self._fullest_at(self.stages[number], most, bound, counting) for counting in self._levels(number)]
+        most_by_piece = self._most(number, pieces, bound)
+        return [
+            self._fullest_at(self.stages[number], most_by_piece, bound, counting) for counting in self._levels(number)
+        ]
 
     def _most(self, number: int, pieces: Pieces, bound: Largest) -> dict[tuple[Phase, int | None], int | None]:
-        return {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
+        return {key: bound(f"fullest.{number}", points) for key, points in pieces.items()}
 
     def _levels(self, number: int) -> list[Counting]:
         """How bytes count at each level for which a stage has a W."""
@@ -204,8 +207,8 @@ class Points:
 
     def _fullest_at(
         self,
-        data: StageBytes,
-        most: Mapping[tuple[Phase, int | None], int | None],
+        stage_bytes: StageBytes,
+        most_by_piece: Mapping[tuple[Phase, int | None], int | None],
         bound: Largest,
         counting: Counting,
         least: Mapping[Phase, int | None] = MappingProxyType({}),
@@ -213,21 +216,22 @@ class Points:
         """W at a level, from the most of each piece of a block that is not recomputed: less what segments before the
         piece have freed, plus what these and its own keep besides. `counting`: how both count; `least`: bounds on W."""
         by_phase: dict[Phase, int | None] = {}
-        for phase in dict.fromkeys(phase for phase, _ in most):
+        for phase in dict.fromkeys(phase for phase, _ in most_by_piece):
             floor = least.get(phase)
             rows: list[tuple[Expression, float, float]] = []
             if floor is not None:
                 rows.append(({floor: UNIT}, 0.0, float("inf")))
-            for (of_phase, begin), variable in most.items():
+            for (of_phase, begin), variable in most_by_piece.items():
                 if variable is None or of_phase is not phase:
                     continue
                 terms: Expression = {variable: UNIT}
-                for spans, sign, behind in ((data.block.freed, -1.0, 1), (data.block.besides, 1.0, 0)):
+                block = stage_bytes.block
+                for spans, sign, behind in ((block.freed, -1.0, 1), (block.besides, 1.0, 0)):
                     for (level, span), terms_of_span in spans.items():
                         if begin is not None and span[behind] < begin + 1 - behind:
                             for variable_, size in terms_of_span.items():
-                                for part, many in counting(level, variable_, sign).items():
-                                    add(terms, part, sign * many * size)
+                                for part, count in counting(level, variable_, sign).items():
+                                    add(terms, part, sign * count * size)
                 rows.append((terms, 0.0, float("inf")))
             alone = len(rows) == 1 and len(rows[0][0]) == 1
             by_phase[phase] = next(iter(rows[0][0])) if alone else bound("fullest.level", rows)
@@ -249,7 +253,7 @@ class Points:
         terms = dict(current)
         for variable, size in alive.items():
             add(terms, variable, size)
-        if terms and not any(terms == other for other, _, _ in rows):
+        if terms and not any(terms == noted for noted, _, _ in rows):
             rows.append((terms, 0.0, float("inf")))
 
     def _op(self, ref: TensorRef) -> tuple[int, int]:
@@ -259,7 +263,7 @@ class Points:
     def _cases(self, member: int, count: int) -> Iterable[tuple[Point, str, bool]]:
         """The points of an op in a stage's first, second and last block, equal ones once, each with whether the block
         reads what is before the stage ("first") or another block ("next"), and whether a later block has the point."""
-        op, found = self.problem.ops[member], dict[tuple[object, ...], tuple[Point, str, bool]]()
+        op, cases = self.problem.ops[member], dict[tuple[object, ...], tuple[Point, str, bool]]()
         repeat = self.problem.stages[op.stage].repeat
         period = repeat.period if repeat is not None else 0
         crosses = any(flows[0].tensor.kind == "next" for flows in self.alive.into.get(member, ()))
@@ -267,12 +271,12 @@ class Points:
             for point in self.lifetimes.points(self.nodes[self.lifetimes.position[op.node] + instance * period]):
                 passing = tuple(map(self._op, point.passing))
                 reads = (*point.awaited, *(read for reads in point.apart for read in (None, *reads)))
-                read = tuple(tuple(map(self._op, one)) if one is not None else () for one in reads)
-                key = (point.backward, passing, read, point.made, crosses and instance > 0)
-                first, kind, _ = found.get(key, (point, "next" if instance else "first", False))
-                found[key] = first, kind, instance > 0
-        return found.values()
+                read_ops = tuple(tuple(map(self._op, read)) if read is not None else () for read in reads)
+                key = (point.backward, passing, read_ops, point.made, crosses and instance > 0)
+                first, kind, _ = cases.get(key, (point, "next" if instance else "first", False))
+                cases[key] = first, kind, instance > 0
+        return cases.values()
 
 
-def _of_level(level: int, its: int, variable: int, _: float) -> Expression:
-    return {variable: 1.0} if its == level else {}
+def _of_level(level: int, own_level: int, variable: int, _: float) -> Expression:
+    return {variable: 1.0} if own_level == level else {}

@@ -47,16 +47,16 @@ class Returned:
     @classmethod
     def by(cls, model: Model, output: int) -> Returned:
         """From what the graph's output, the op of the number `output`, returns."""
-        problem, found, op, choices = model.problem, cls(), model.problem.ops[output], model.x[output]
+        problem, returned, op, choices = model.problem, cls(), model.problem.ops[output], model.x[output]
         memory = problem.memory
-        held = [memory.savings.held_copies(op.node, choice.strategy) for choice in op.choices]
-        for variable, sizes in zip(choices, held, strict=True):
-            add(found.always, variable, sum(size for copy, size in sizes.items() if not memory.is_kept(copy[0])))
+        held_by_choice = [memory.savings.held_copies(op.node, choice.strategy) for choice in op.choices]
+        for variable, sizes in zip(choices, held_by_choice, strict=True):
+            add(returned.always, variable, sum(size for copy, size in sizes.items() if not memory.is_kept(copy[0])))
         by_place: dict[tuple[int, int, tuple[Cuts, ...]], dict[TensorRef, ByChoice]] = {}  # by place in a block, cuts
         for i, ref in enumerate(memory.inputs[op.node]):
             root = memory.roots[ref]
             copies = tuple(memory.copy(ref, choice.strategy.inputs[i]) for choice in op.choices)
-            if memory.is_kept(root) and any(copy in sizes for copy, sizes in zip(copies, held, strict=True)):
+            if memory.is_kept(root) and any(copy in sizes for copy, sizes in zip(copies, held_by_choice, strict=True)):
                 key = problem.op_of[root.node], root.index, tuple(cuts for _, cuts in copies)
                 by_place.setdefault(key, {})[root] = copies
         for (maker, index, _), blocks in by_place.items():
@@ -64,20 +64,20 @@ class Returned:
             count = problem.stages[stage].count
             by_choice = [
                 (variable, [sizes.get(copies[i], 0) for copies in blocks.values()])
-                for i, (variable, sizes) in enumerate(zip(choices, held, strict=True))
+                for i, (variable, sizes) in enumerate(zip(choices, held_by_choice, strict=True))
             ]
             if len(blocks) != count or (memory.micro_batches > 1 and count > 1):
-                for variable, of_each in by_choice:
-                    add(found.always, variable, sum(of_each))
+                for variable, of_blocks in by_choice:
+                    add(returned.always, variable, sum(of_blocks))
                 continue
-            mine: Expression = {}
-            a_block, each_of_it = found.by_stage.setdefault(stage, ({}, []))
-            for variable, of_each in by_choice:
-                add(found.once, variable, sum(of_each))
-                add(mine, variable, max(of_each))
-                add(a_block, variable, max(of_each))
-            each_of_it.append((np.array(choices), mine))
-            sizes_of_it = {variable: float(max(of_each)) for variable, of_each in by_choice}
-            one = Kept(TensorRef(problem.ops[maker].node, index), sizes_of_it, list(blocks.values()))
-            found.kept.setdefault(stage, []).append(one)
-        return found
+            of_tensor: Expression = {}
+            a_block, by_tensor = returned.by_stage.setdefault(stage, ({}, []))
+            for variable, of_blocks in by_choice:
+                add(returned.once, variable, sum(of_blocks))
+                add(of_tensor, variable, max(of_blocks))
+                add(a_block, variable, max(of_blocks))
+            by_tensor.append((np.array(choices), of_tensor))
+            sizes_of_it = {variable: float(max(of_blocks)) for variable, of_blocks in by_choice}
+            kept_tensor = Kept(TensorRef(problem.ops[maker].node, index), sizes_of_it, list(blocks.values()))
+            returned.kept.setdefault(stage, []).append(kept_tensor)
+        return returned

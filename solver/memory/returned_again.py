@@ -29,7 +29,9 @@ def returned_again(
 ) -> None:
     """Add these bytes to a model's stages. `kept`: as in `solver.memory.returned.Returned`; `copies`: what ops keep."""
     problem, by_level = model.problem, dict[tuple[int, int], Expression]()
-    for root, sizes in ((one.root, one.sizes) for some in kept.values() for one in some):
+    for root, sizes in (
+        (kept_tensor.root, kept_tensor.sizes) for kept_by_block in kept.values() for kept_tensor in kept_by_block
+    ):
         op = problem.ops[problem.op_of[root.node]]
         levels, dropped, depth = problem.stages[op.stage].levels, op.again.dropped, problem.stages[op.stage].depth
         if levels is None or not dropped:
@@ -55,12 +57,12 @@ def returned_again(
 
 def _savers(copies: Copies, memory: StepMemory, root: TensorRef) -> list[Saver]:
     """The ops that keep a storage, however it is cut."""
-    own = (savers for (_, (its, _)), savers in copies.own.items() if its == root)
-    shared = (savers for (its, _), savers in copies.shared.items() if its == root)
-    return [saver for some in (own, shared) for savers in some for saver in savers.values()]
+    own = (savers for (_, (kept_root, _)), savers in copies.own.items() if kept_root == root)
+    shared = (savers for (kept_root, _), savers in copies.shared.items() if kept_root == root)
+    return [saver for copies_of_kind in (own, shared) for savers in copies_of_kind for saver in savers.values()]
 
 
-def _hold(model: Model, number: int, data: StageBytes, level: int, sizes: Expression) -> None:
+def _hold(model: Model, number: int, stage_bytes: StageBytes, level: int, sizes: Expression) -> None:
     """Add what the caller holds of a stage's blocks of at least a level (e above); `sizes`: bytes by choice."""
     stage = model.problem.stages[number]
     by_size: dict[float, list[int]] = {}
@@ -72,15 +74,15 @@ def _hold(model: Model, number: int, data: StageBytes, level: int, sizes: Expres
         return dict(zip(variables, by_size, strict=True))
 
     recomputed = model.recomputed[number]
-    held = {one: times(recomputed[one - 1], stage.count) for one in range(level, stage.depth + 1)}
-    for target in (data.kept.all_blocks, data.kept.but_last_two, *data.kept.but_last[:level]):
-        _put(target, held[level])
-    for one in range(level, len(data.kept.but_last)):
-        _put(data.kept.but_last[one], held[one])
-        _put(data.kept.but_last[one], sizes, -1.0)
-    _put(data.kept.inputs, held[stage.depth])
-    first = held[stage.depth] if stage.count == 1 else times(model.any_recomputed[number][-1], 1)
-    _put(data.kept.first_inputs, first)
+    held_at = {of_level: times(recomputed[of_level - 1], stage.count) for of_level in range(level, stage.depth + 1)}
+    for target in (stage_bytes.kept.all_blocks, stage_bytes.kept.but_last_two, *stage_bytes.kept.but_last[:level]):
+        _put(target, held_at[level])
+    for of_level in range(level, len(stage_bytes.kept.but_last)):
+        _put(stage_bytes.kept.but_last[of_level], held_at[of_level])
+        _put(stage_bytes.kept.but_last[of_level], sizes, -1.0)
+    _put(stage_bytes.kept.inputs, held_at[stage.depth])
+    first = held_at[stage.depth] if stage.count == 1 else times(model.any_recomputed[number][-1], 1)
+    _put(stage_bytes.kept.first_inputs, first)
 
 
 def _put(target: Expression, terms: Expression, sign: float = 1.0) -> None:

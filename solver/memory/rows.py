@@ -40,10 +40,6 @@ of a whole stage at once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-
-from autopar.cost.buckets.grouping import Grouping
-from autopar.cost.memory.transfer_bytes import TransferBytes, transfer_bytes
 from autopar.cost.traffic import in_segment
 from autopar.solver.memory.division import Division
 from autopar.solver.memory.forward_part import ForwardPeaks
@@ -51,19 +47,18 @@ from autopar.solver.memory.forward_rows import ForwardRows
 from autopar.solver.memory.held_by_caller import HeldByCaller
 from autopar.solver.memory.optimizer_step import all_temporaries, each_temporaries
 from autopar.solver.memory.parameter_copies import add_parameter_copies
+from autopar.solver.memory.parameter_reads import ParameterReads
 from autopar.solver.memory.peaks import Living, Peaks
 from autopar.solver.memory.points import Points
-from autopar.solver.memory.replay_gathers import replay_gathers
 from autopar.solver.memory.returned import Returned
 from autopar.solver.memory.returned_again import returned_again
 from autopar.solver.memory.saved import Saved
 from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
-from autopar.solver.memory.stage_transfers import Reads, StageTransfers
+from autopar.solver.memory.stage_transfers import StageTransfers
 from autopar.solver.memory.sums import Sums
 from autopar.solver.memory.unreduced import summed_as_stored, unreduced
 from autopar.solver.model import Model
-from autopar.solver.problem import Stage
-from autopar.solver.seconds.replays import Expression, Flow, Pair
+from autopar.solver.seconds.replays import Expression, Flow
 
 
 class Rows:
@@ -91,10 +86,12 @@ class Rows:
         self.waiting: dict[int, Expression] = {}  # by op: gradients it makes that wait for their buckets
         self.cast: dict[int, Expression] = {}  # by op: gradients it makes, in the dtype from which they are cast
         self.shared: dict[int, Expression] = {}  # as `waiting`, for parameters that all blocks of a stage read
-        self.alike: dict[int, Hashable] = {}  # flows of parameters of several regions: equal if they read one alike
+        self.reads = ParameterReads(model, self.flows)
         self._parameters()
         self._gradients()
-        self._inputs_and_outputs()
+        self._inputs()
+        if self.memory.train:  # else outputs live from their makers on
+            self._outputs()
         if not self.memory.train:
             points, grouping = Points(model, self.stages, {}, {}, {}), self.problem.grouping
             forward = ForwardRows(model, self.flows, points, self.sums.bucket, self.memory, grouping)
@@ -139,7 +136,7 @@ class Rows:
             flows = self.flows.get((number, last), [])[:1]
             of_parameter: Expression = {}
             by_all = stage != op.stage and self.problem.stages[stage].count > 1 and self.memory.micro_batches == 1
-            for transfer, variable in self._transfers(flows):
+            for transfer, variable in self.reads.transfers(flows, self.problem.grouping):
                 waiting, cast = self.memory.lifetimes.waiting(op.node, transfer)
                 for target, size in ((self.waiting, waiting), (self.cast, cast)):
                     add(target.setdefault(last, {}), variable, size)
@@ -156,69 +153,27 @@ class Rows:
             if of_parameter:
                 self.stages[stage].gradients.by_parameter.append((flows[0].all, of_parameter))
 
-    def _transfers(self, flows: Sequence[Flow], grouping: Grouping | None = None) -> list[tuple[TransferBytes, int]]:
-        """What the transfers of parameters hold, with the variable of each flow; `grouping`: buckets, the graph's if
-        not given."""
-        transfers, grouping = [], grouping or self.problem.grouping
-        for flow in flows:
-            ref = self.problem.ref(flow.tensor)
-            if not self.memory.is_parameter(ref.node) or not in_segment(self.problem.ops[flow.use.op].node):
-                continue
-            paths = self.model.costs.table(ref).transfer_paths([storage for storage, _ in flow.ports], flow.wanted)
-            for (storage, regather), row, variables in zip(flow.ports, paths, flow.numbers.tolist(), strict=True):
-                for wanted, path, variable in zip(flow.wanted, row, variables, strict=True):
-                    if variable >= 0:
-                        transfer = transfer_bytes(
-                            self.memory, grouping, ref, storage, wanted, regather=regather, path=path
-                        )
-                        transfers.append((transfer, variable))
-        return transfers
-
-    def _by_read(self, flows: Sequence[Flow], grouping: Grouping) -> list[list[tuple[TransferBytes, int]]]:
-        """What moves for each read of a parameter; where several ops read one in the same layouts, it moves once."""
-        reads, by_source = list[list[tuple[TransferBytes, int]]](), dict[int, list[Flow]]()
-        for flow in flows:
-            by_source.setdefault(flow.tensor.source, []).append(flow)
-        for source, of_source in by_source.items():
-            if self.problem.grouping.shared(self.problem.ops[source].node):
-                self.alike.update((v, (source, (pair,))) for flow in of_source for pair, v in flow.pairs.items())
-            if len(of_source) == 1:
-                reads.append(self._transfers(of_source, grouping))
-                continue
-            alike: dict[tuple[Pair, TransferBytes], list[int]] = {}
-            for flow in of_source:
-                pairs = {variable: pair for pair, variable in flow.pairs.items()}
-                for transfer, variable in self._transfers([flow], grouping):
-                    alike.setdefault((pairs[variable], transfer), []).append(variable)
-            for (_, transfer), variables in alike.items():
-                variable_of_any = variables[0]
-                if len(variables) > 1:
-                    variable_of_any = self.program.variable("read", whole=False)
-                    if variables[0] in self.alike:
-                        self.alike[variable_of_any] = self.alike[variables[0]]
-                    for variable in variables:
-                        self.program.at_least("read", [(variable_of_any, 1.0), (variable, -1.0)], 0.0)
-                reads.append([(transfer, variable_of_any)])
-        return reads
-
-    def _inputs_and_outputs(self) -> None:
+    def _inputs(self) -> None:
         for number, op in enumerate(self.problem.ops):
-            given = op.node.op == "placeholder" or (op.node.op == "get_attr" and not self.memory.is_parameter(op.node))
-            for variable, choice in zip(self.model.x[number], op.choices, strict=True) if given else ():
-                size = self.memory.input_bytes(op.node, choice.strategy.outputs[0])
-                add(self.always, variable, self.model.costs.count(op) * size)
-            if op.node.op == "output" and self.memory.train:  # else outputs live from their makers on
-                returned = Returned.by(self.model, number)
-                for part, target in ((returned.always, self.always), (returned.once, self.handed_out)):
-                    for one, its in part.items():
-                        add(target, one, its)
-                self.held = HeldByCaller(self.model, number, returned.kept)
-                self.held.add_alone(self.always)
-                for stage, (a_block, each) in returned.by_stage.items():
-                    self.returned[stage] = a_block
-                    for one, its in () if self.memory.micro_batches > 1 else a_block.items():
-                        add(self.stages[stage].gradients.of_block, one, its)
-                    self.stages[stage].gradients.by_parameter += each
+            is_buffer = op.node.op == "get_attr" and not self.memory.is_parameter(op.node)
+            for variable, choice in zip(self.model.x[number], op.choices, strict=True):
+                if is_buffer or op.node.op == "placeholder":
+                    size = self.memory.input_bytes(op.node, choice.strategy.outputs[0])
+                    add(self.always, variable, self.model.costs.count(op) * size)
+
+    def _outputs(self) -> None:
+        for number in (i for i, op in enumerate(self.problem.ops) if op.node.op == "output"):
+            returned = Returned.by(self.model, number)
+            for part, target in ((returned.always, self.always), (returned.once, self.handed_out)):
+                for variable, size in part.items():
+                    add(target, variable, size)
+            self.held = HeldByCaller(self.model, number, returned.kept)
+            self.held.add_alone(self.always)
+            for stage, (of_block, by_tensor) in returned.by_stage.items():
+                self.returned[stage] = of_block
+                for variable, size in () if self.memory.micro_batches > 1 else of_block.items():
+                    add(self.stages[stage].gradients.of_block, variable, size)
+                self.stages[stage].gradients.by_parameter += by_tensor
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -229,68 +184,41 @@ class Rows:
 
     def _rows(self) -> None:
         """Add the rows of all stages. Each kind of bytes of a stage is a variable, so that rows are short."""
-        many, always = self.memory.micro_batches > 1, self._always()
+        always = self._always()
         left = self.sums.sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting, self.cast, self.shared)
         stages, division = list(enumerate(self.problem.stages)), Division(self.model)
-        kept_by = [self._parameters_of(stage, kept=True) for _, stage in stages]
-        by_stage = [self._parameters_of(stage, reduced=True) for _, stage in stages]
-        shared = own = self._reads(kept_by, by_stage, division.grouping)
+        shared = own = self.reads.by_stage(division.grouping)
         if division.divided is not division.grouping:
-            own = self._reads(kept_by, by_stage, division.divided)
-        transfers = StageTransfers(shared, own, self.sums.bucket, division, self.alike)
+            own = self.reads.by_stage(division.divided)
+        transfers = StageTransfers(shared, own, self.sums.bucket, division, self.reads.alike)
         peaks = Peaks(self.model, transfers, self.sums.at_most, self.sums.sum)
         part, forward = self.problem.grouping.forward, None
         if part is not None:
             forward = ForwardPeaks(self.model, self.flows, points, peaks, self.sums, part)
-        behind: list[int | None] = [None]  # of the stages after one: gradients not in `accumulated`, returned tensors
-        for i, (data, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
-            whole = self.returned.get(i, {}) if many else dict(data.gradients.shared)
-            for variable, size in () if many else data.gradients.of_block.items():
-                add(whole, variable, stage.count * size)
-            behind.append(self.sums.sum("gradients", whole, behind[-1]))
-        behind.reverse()
+        behind = self._behind()
         before: int | None = None
-        for i, data in enumerate(self.stages):
-            data.gradients.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
-            given = i, self.returned.get(i, {}), self.sums.largest
-            fullest = of_last = points.fullest(*given, lands=transfers.lands(i))
+        for i, stage_bytes in enumerate(self.stages):
+            stage_bytes.gradients.most_left_behind = self.reads.most_left_behind(i)
+            returned, lands = self.returned.get(i, {}), transfers.lands(i)
+            fullest = of_last = points.fullest(i, returned, self.sums.largest, lands=lands)
             if any(op in self.shared for op in stages[i][1].ops):
-                of_last = points.fullest(*given, lands=transfers.lands(i), last=True)
-            peaks.add(i, data, Living(*fullest, of_last[1][0], [always, left, behind[i + 1]], before))
+                of_last = points.fullest(i, returned, self.sums.largest, lands=lands, last=True)
+            peaks.add(i, stage_bytes, Living(*fullest, of_last[1][0], [always, left, behind[i]], before))
             if forward is not None:
-                forward.add(i, data, [always, left], before)
-            before = self.sums.sum("held", data.kept.all_blocks, before)
-        cast = [[always, one] for i, _ in stages if (one := transfers.cast(i)) is not None]
+                forward.add(i, stage_bytes, [always, left], before)
+            before = self.sums.sum("held", stage_bytes.kept.all_blocks, before)
+        cast = [[always, cast_sum] for i, _ in stages if (cast_sum := transfers.cast(i)) is not None]
         self.sums.at_most("gradients handed out", cast, self.handed_out)
         self.sums.at_most("optimizer step", [[always]], total(self.handed_out, self.temporaries))
 
-    def _reads(self, kept: Sequence[Sequence[Flow]], reduced: Sequence[Sequence[Flow]], grouping: Grouping) -> Reads:
-        """The parameters that each stage reads, with the buckets of `grouping`."""
-        again = replay_gathers(self.model, self.flows, self.alike, grouping)
-        return Reads(
-            [self._by_read(flows, grouping) + again.get(i, []) for i, flows in enumerate(kept)],
-            [self._by_read(flows, grouping) for flows in reduced],
-        )
-
-    def _parameters_of(self, stage: Stage, *, kept: bool = False, reduced: bool = False) -> list[Flow]:
-        """Flows of the parameters that a stage's ops read; `kept`: only of those that ops keep for backward; `reduced`:
-        only of those whose gradients are reduced after the stage's backward."""
-        inside, grouping = set(stage.ops), self.problem.grouping
-        flows = [flow for (_, reader), read in self.flows.items() if reader in inside for flow in read]
-        if kept:
-            flows = [
-                flow for flow in flows if flow.use.index in self.memory.saved(self.problem.ops[flow.use.op].node)[0]
-            ]
-        if reduced:  # after the backward of the region that reads them first
-            nodes = [(self.problem.ops[f.tensor.source].node, self.problem.ops[f.use.op].node, f) for f in flows]
-            flows = [
-                flow
-                for parameter, reader, flow in nodes
-                if self.memory.is_parameter(parameter) and grouping.home(parameter) == grouping.region(reader)
-            ]
-        return flows
-
-    def _most_left_behind(self, flow: Flow) -> int:
-        """The most bytes that a parameter's bucket can leave behind while the next block runs backward."""
-        return max((one.left_behind + one.others for one, _ in self._transfers([flow])), default=0)
+    def _behind(self) -> list[int | None]:
+        """What the stages after each leave in its backward: returned tensors, and gradients that `accumulated` does not
+        count."""
+        accumulates, behind = self.memory.micro_batches > 1, list[int | None]([None])
+        for i, (stage_bytes, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
+            left = self.returned.get(i, {}) if accumulates else dict(stage_bytes.gradients.shared)
+            for variable, size in () if accumulates else stage_bytes.gradients.of_block.items():
+                add(left, variable, stage.count * size)
+            behind.append(self.sums.sum("gradients", left, behind[-1]))
+        return behind[-2::-1]

@@ -64,30 +64,31 @@ class Saved:
             internal = self.memory.saved(op.node)[2]
             if not internal:
                 continue
-            saver, data = Saver(number, 0, op.again.dropped), self.stages[op.stage]
+            saver, stage_bytes = Saver(number, 0, op.again.dropped), self.stages[op.stage]
             for i, choice in enumerate(op.choices):
                 size = kept_bytes(op.node, choice.strategy, self.memory.mesh_shape, internal)
-                keep(data.block.by_op, number, self.model.x[number][i], size)
+                keep(stage_bytes.block.by_op, number, self.model.x[number][i], size)
                 for part in self._inner_segments(number):
-                    add(data.block.freed.setdefault(part, {}), self.model.x[number][i], size)
-                for target, level, left_out in self.counts.held(op.stage):
+                    add(stage_bytes.block.freed.setdefault(part, {}), self.model.x[number][i], size)
+                for target, level, left_out in self.counts.targets(op.stage):
                     for variable, coefficient in self.counts.of_choice(saver, i, level, left_out).items():
                         add(target, variable, coefficient * size)
-                for target in data.kept.least_by_level[: op.again.dropped or None]:
+                for target in stage_bytes.kept.least_by_level[: op.again.dropped or None]:
                     add(target, self.model.x[number][i], size)
 
     def _every_copy(self) -> None:
         """Add the saved tensors: one copy per storage and axes, however many ops keep it."""
         copies, neighbours = self.copies, self.neighbours
         for (stage, copy), by_op in copies.own.items():
-            savers, size, theirs = list(by_op.values()), self.memory.copy_bytes(copy), copies.of_next(stage, copy)
-            self._copy_of_each_block(stage, copy[0], size, savers, theirs)
+            savers, size = list(by_op.values()), self.memory.copy_bytes(copy)
+            self._copy_of_each_block(stage, copy[0], size, savers, behind=copies.of_next(stage, copy))
             if self.problem.stages[stage].repeat is None and self.problem.first_of_last(copy[0]) is not None:
                 neighbours.behind(stage, size, savers, copies.makers(copy))
         for (stage, first, later), by_op in copies.read.items():
             savers, size = list(by_op.values()), self.memory.copy_bytes(first)
             makers = copies.before(stage, first)
-            self._copy_of_each_block(stage, first[0], max(size, self.memory.copy_bytes(later)), savers, (), makers)
+            largest = max(size, self.memory.copy_bytes(later))
+            self._copy_of_each_block(stage, first[0], largest, savers, before=makers)
             neighbours.before(stage, size, savers, makers)
         for copy, by_op in copies.shared.items():
             self._copy_of_several_stages(self.memory.copy_bytes(copy), list(by_op.values()))
@@ -114,7 +115,7 @@ class Saved:
             keepers = [Saver(s.op, start, end, s.choices) for s in savers if s.start <= start and s.end >= end]
             self._least_of_a_block(stage, size, keepers[:1], [*behind, *before])
             if readers:
-                self.neighbours.held(stage, size, keepers, readers)
+                self.neighbours.beyond_readers(stage, size, keepers, readers)
             else:
                 self._in_all_blocks(stage, size, keepers)
 
@@ -127,15 +128,15 @@ class Saved:
         before_v: Expression = {}  # s_u
         for saver in savers:
             uses = self.counts.uses(saver)
-            as_far = uses
+            kept_by_now = uses
             if several:
-                as_far = {self.program.variable("saved"): 1.0}
-                self.counts.largest("saved", as_far, [uses, before_v])
-            for variable, coefficient in as_far.items():  # `block` has what each op adds: s_v - s_u
+                kept_by_now = {self.program.variable("saved"): 1.0}
+                self.counts.largest("saved", kept_by_now, [uses, before_v])
+            for variable, coefficient in kept_by_now.items():  # `block` has what each op adds: s_v - s_u
                 keep(block, saver.op, variable, coefficient * size)
             for variable, coefficient in before_v.items():
                 keep(block, saver.op, variable, -coefficient * size)
-            before_v = as_far
+            before_v = kept_by_now
         return before_v
 
     def _least_of_a_block(self, stage: int, size: int, savers: Sequence[Saver], others: Sequence[Saver]) -> None:
@@ -161,20 +162,20 @@ class Saved:
         A variable that counts blocks may exceed their number, so none may be subtracted: the count of all blocks but
         two is that of all but one, less 1 where some op keeps the storage.
         """
-        but_one: Expression = {}  # the count of all blocks but the last, of any level
-        for held, level, left_out in self.counts.held(stage) if savers else ():
-            each = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
-            if len(each) > 1 and left_out == 2:
+        all_but_last: Expression = {}  # the count of all blocks but the last, of any level
+        for target, level, left_out in self.counts.targets(stage) if savers else ():
+            counts = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
+            if len(counts) > 1 and left_out == 2:
                 # where it is kept only from a level on, the last blocks may be below that level: subtract nothing
-                each = [but_one if savers[0].start else {**but_one, self.counts.any_keeps(savers): -1.0}]
-            elif len(each) > 1:
-                many = {self.program.variable("kept", lower=self.counts.least(level, left_out), upper=None): 1.0}
-                self.counts.largest("kept", many, each)
-                each = [many]
-            if (level, left_out) == (0, 1) and each:
-                but_one = each[0]
-            for variable, coefficient in each[0].items() if each else ():
-                add(held, variable, coefficient * size)
+                counts = [all_but_last if savers[0].start else {**all_but_last, self.counts.any_keeps(savers): -1.0}]
+            elif len(counts) > 1:
+                blocks = {self.program.variable("kept", lower=self.counts.least(level, left_out), upper=None): 1.0}
+                self.counts.largest("kept", blocks, counts)
+                counts = [blocks]
+            if (level, left_out) == (0, 1) and counts:
+                all_but_last = counts[0]
+            for variable, coefficient in counts[0].items() if counts else ():
+                add(target, variable, coefficient * size)
 
     def _spans(self, stage: int) -> Iterator[Part]:
         """The inner segments of a stage's block, by level."""
@@ -190,12 +191,9 @@ class Saved:
         start = own.repeat.start + own.first * own.repeat.period
         for level, (first, last) in self._spans(stage):
             if self.memory.lifetimes.stays_within(root, start + first, start + last):
+                freed = self.stages[stage].block.freed.setdefault((level, (first, last)), {})
                 for variable, coefficient in whole.items():
-                    add(
-                        self.stages[stage].block.freed.setdefault((level, (first, last)), {}),
-                        variable,
-                        coefficient * size,
-                    )
+                    add(freed, variable, coefficient * size)
 
     def _besides(self, stage: int, size: int, savers: Sequence[Saver]) -> None:
         """b >= x[v] - sum of x[u]: an inner segment keeps what its op v reads and no op u before the segment keeps."""
@@ -218,8 +216,8 @@ class Saved:
         """Add a storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
         first = min(self.problem.ops[saver.op].stage for saver in savers)
         kept = self.program.variable("kept")
-        for held, *_ in self.counts.held(first):
-            add(held, kept, size)
+        for target, *_ in self.counts.targets(first):
+            add(target, kept, size)
         before: dict[int, int] = {}  # by stage
         for saver in sorted(savers, key=lambda saver: saver.op):
             stage = self.problem.ops[saver.op].stage
@@ -232,8 +230,8 @@ class Saved:
                 self.program.at_least("kept", [(kept, 1.0), *uses], right)
             if stage == first or stage in self.model.recomputed:
                 kept_by_now = self.program.variable("saved")
-                there = [(kept, 1.0)] if stage != first else []  # kept since an earlier stage, not recomputed
-                self.program.at_least("saved", [(kept_by_now, 1.0), *there, *uses], right)
+                kept_earlier = [(kept, 1.0)] if stage != first else []  # kept since an earlier stage, not recomputed
+                self.program.at_least("saved", [(kept_by_now, 1.0), *kept_earlier, *uses], right)
                 keep(self.stages[stage].block.by_op, saver.op, kept_by_now, size)
                 if stage in before:
                     self.program.at_least("saved", [(kept_by_now, 1.0), (before[stage], -1.0)], 0.0)
@@ -262,12 +260,12 @@ class Saved:
         sizes = [self.memory.copy_bytes(copy) for copy in copies]
         if not any(sizes):
             return
-        data = self.stages[stage]
+        kept = self.stages[stage].kept
         r, q = self.model.recomputed[stage][-1], self.model.any_recomputed[stage][-1]
         times: Expression = {r: 1.0, q: -1.0} if is_next else {q: 1.0}
-        most = self.problem.stages[stage].count - 1 if is_next else 1
+        most_times = self.problem.stages[stage].count - 1 if is_next else 1
         choices = [[v] for v in self.model.x[tensor.source]]
-        counts = counted(self.program, choices, times, most).tolist()
+        counts = counted(self.program, choices, times, most_times).tolist()
         terms = [*zip(counts, sizes, strict=True)]
         for copy in () if is_next else dict.fromkeys(copies):  # less the copies that ops of earlier stages keep already
             variables = [variable for variable, other in zip(counts, copies, strict=True) if other == copy]
@@ -275,7 +273,7 @@ class Saved:
             if handed is not None:
                 terms.append((handed, -self.memory.copy_bytes(copy)))
         for variable, size in terms:
-            for target in (data.kept.all_blocks, *data.kept.but_last, data.kept.but_last_two, data.kept.inputs):
+            for target in (kept.all_blocks, *kept.but_last, kept.but_last_two, kept.inputs):
                 add(target, variable, size)
             if not is_next:
-                add(data.kept.first_inputs, variable, size)
+                add(kept.first_inputs, variable, size)

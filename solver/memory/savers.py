@@ -72,8 +72,8 @@ class Copies:
 
     def before(self, stage: int, copy: Copy) -> list[Saver]:
         """The savers, in stages before, of a copy that a stage's first block reads."""
-        found = [*self.makers(copy), *self.shared.get(copy, {}).values()]
-        return [saver for saver in found if self.problem.ops[saver.op].stage < stage]
+        savers = [*self.makers(copy), *self.shared.get(copy, {}).values()]
+        return [saver for saver in savers if self.problem.ops[saver.op].stage < stage]
 
     def makers(self, copy: Copy) -> list[Saver]:
         """The savers of a copy in the block that makes it, if that is a single block or the last of equal ones."""

@@ -92,9 +92,9 @@ def add(target: Expression, variable: int, coefficient: float) -> None:
         target[variable] = target.get(variable, 0.0) + coefficient
 
 
-def total(some: Expression, more: Expression) -> Expression:
+def total(terms: Expression, further: Expression) -> Expression:
     """The sum of two expressions, without terms that are 0."""
-    found = dict(some)
-    for variable, size in more.items():
-        add(found, variable, size)
-    return {variable: size for variable, size in found.items() if size}
+    sums = dict(terms)
+    for variable, size in further.items():
+        add(sums, variable, size)
+    return {variable: size for variable, size in sums.items() if size}

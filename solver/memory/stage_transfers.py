@@ -68,17 +68,17 @@ class StageTransfers:
 
     def apart(self) -> StageTransfers:
         """The same for the case that all blocks that may have buckets of their own do."""
-        other = copy.copy(self)
-        other.grouping, other._of_own = self.division.divided, True
-        return other
+        of_own = copy.copy(self)
+        of_own.grouping, of_own._of_own = self.division.divided, True
+        return of_own
 
     def arriving(self, stage: int) -> int | None:
         """What may arrive of a recomputed block's own bucket, where not all blocks that share buckets are
         recomputed."""
 
-        def own(one: int) -> list[tuple[int | None, float]]:
+        def own(owner: int) -> list[tuple[int | None, float]]:
             fields = "arriving", "begun"
-            return [(self._sum(field, one, None, own=True), self._most(field, one, own=True)) for field in fields]
+            return [(self._sum(field, owner, None, own=True), self._most(field, owner, own=True)) for field in fields]
 
         return self.division.arriving(stage, own)
 
@@ -117,7 +117,7 @@ class StageTransfers:
         if not self.grouping.begins(region) and not (divided and self._dividing(region)):
             del phases[Phase.REDUCING]
         return {
-            phase: [self._bytes(field, region, other, there) for field, other, there in terms_beside_copies(terms)]
+            phase: [self._bytes(field, region, owner, there) for field, owner, there in terms_beside_copies(terms)]
             for phase, terms in phases.items()
         }
 
@@ -127,8 +127,8 @@ class StageTransfers:
         with_it = self.division.of(self.stage_of[region])
         grouping, other_grouping = (self._grouping_where(with_it, are_divided) for are_divided in (False, True))
         phases = backward_transfers(grouping, region, _DIVIDED)
-        others = backward_transfers(other_grouping, region, _DIVIDED) if other_grouping is not grouping else {}
-        for phase, terms in others.items():
+        other_phases = backward_transfers(other_grouping, region, _DIVIDED) if other_grouping is not grouping else {}
+        for phase, terms in other_phases.items():
             there = Counter((field, self.stage_of[of_region]) for field, of_region in phases.get(phase, ()))
             further = []
             for field, of_region in terms:
@@ -138,11 +138,13 @@ class StageTransfers:
             phases[phase] = (*phases.get(phase, ()), *further)
         return phases
 
-    def _grouping_where(self, with_it: frozenset[int], others: bool) -> Grouping:
+    def _grouping_where(self, with_it: frozenset[int], divided: bool) -> Grouping:
         """The grouping in which stages `with_it` have own buckets if this object is that case, and others if
         `others`."""
-        all_ = enumerate(self.stage_of)
-        apart = {i for i, stage in all_ if self.division.of(stage) and (self._of_own if stage in with_it else others)}
+        numbered = enumerate(self.stage_of)
+        apart = {
+            i for i, stage in numbered if self.division.of(stage) and (self._of_own if stage in with_it else divided)
+        }
         return self.division.grouping.divided(apart)
 
     def dividing(self, stage: int) -> list[int]:
@@ -163,12 +165,12 @@ class StageTransfers:
         stages = dict.fromkeys(self.stage_of[other] for other in (region - 1, region))
         return [stage for stage in stages if self.stages[stage].depth]
 
-    def _bytes(self, field: str, region: int, other: int, there: int | None) -> int | None:
+    def _bytes(self, field: str, region: int, owner: int, there: int | None) -> int | None:
         if field != _DIVIDED:
-            shares = there is not None and self.grouping.share(other, there)
+            shares = there is not None and self.grouping.share(owner, there)
             stage_there = self.stage_of[there] if there is not None and shares else None
-            return self._seen_from(self.stage_of[region], field, self.stage_of[other], stage_there)
-        key = self.stage_of[region], self.stage_of[other]
+            return self._seen_from(self.stage_of[region], field, self.stage_of[owner], stage_there)
+        key = self.stage_of[region], self.stage_of[owner]
         if key not in self._left:
             self._left[key] = self._left_where_divided(*key)
         return self._left[key]
@@ -224,26 +226,28 @@ class StageTransfers:
     def _arriving_beside(self, stage: int, there: int, *, own: bool) -> Sequence[Read]:
         """What arrives for a stage beside a copy of stage `there`, or of another block: E of the module docstring."""
         if (stage, there, own) not in self._beside:
-            others: dict[Hashable, list[int]] = {}
+            by_alike: dict[Hashable, list[int]] = {}
             for transfer, v in (pair for read in self._reads[own].kept[there] for pair in read):
                 if v in self._alike and transfer.arriving:
-                    others.setdefault(self._alike[v], []).append(v)
+                    by_alike.setdefault(self._alike[v], []).append(v)
             self._beside[stage, there, own] = [
                 [
                     (transfer, left)
                     for transfer, v in read
-                    if (left := self._left_of(v, others.get(self._alike.get(v), ()))) is not None
+                    if (left := self._left_of(v, by_alike.get(self._alike.get(v), ()))) is not None
                 ]
                 for read in self._reads[own].kept[stage]
             ]
         return self._beside[stage, there, own]
 
-    def _left_of(self, v: int, others: Sequence[int]) -> int | None:
+    def _left_of(self, v: int, alike: Sequence[int]) -> int | None:
         """E of a flow: itself where none of the other stage is alike, None where it is one of these."""
-        if not others:
+        if not alike:
             return v
-        if v in others:
+        if v in alike:
             return None
         arriving = self.program.variable("arriving beside", whole=False)
-        self.program.at_least("arriving beside", [(arriving, 1.0), (v, -1.0), *((o, 1.0) for o in others)], 0.0)
+        self.program.at_least(
+            "arriving beside", [(arriving, 1.0), (v, -1.0), *((other_flow, 1.0) for other_flow in alike)], 0.0
+        )
         return arriving

@@ -37,7 +37,9 @@ class EqualOps:
         """
         start = repeat.instance(block).start
         layers = [[start + i for i in layer] for layer in layers_of(self.nodes[start : start + repeat.period])]
-        others = [layer for of, layers_of_repeat in self._known.items() if of != repeat for layer in layers_of_repeat]
+        elsewhere = [
+            layer for of, layers_of_repeat in self._known.items() if of != repeat for layer in layers_of_repeat
+        ]
         unlike: list[Layer] = []
         deciders: dict[fx.Node, fx.Node] = {}
         for layer in layers[count == 1 and block == 0 :]:
@@ -46,22 +48,22 @@ class EqualOps:
                 best = list(zip(equal, layer, strict=True))
             else:
                 inside = [self._pairs(earlier, layer) for earlier in unlike]
-                outside = [self._pairs(earlier, layer, nearly_all=True) for earlier in others]
+                outside = [self._pairs(earlier, layer, nearly_all=True) for earlier in elsewhere]
                 best = max([*outside, *inside], key=len, default=[])
                 unlike.append(layer)
-            for earlier, other in ((self.nodes[i], self.nodes[j]) for i, j in best):
+            for earlier, node in ((self.nodes[i], self.nodes[j]) for i, j in best):
                 decides = deciders.get(earlier, earlier)
-                mine = self.ops[self.op_of[decides]].choices if decides in self.op_of else choices.get(decides)
-                if mine is not None and choices.get(other) == mine:
-                    deciders[other] = decides
+                decided = self.ops[self.op_of[decides]].choices if decides in self.op_of else choices.get(decides)
+                if decided is not None and choices.get(node) == decided:
+                    deciders[node] = decides
         if count > 1:
             self._known[repeat] = unlike
         return deciders
 
-    def _equal(self, earlier: Layer, other: Layer) -> bool:
-        return [self._labels[i] for i in earlier] == [self._labels[i] for i in other]
+    def _equal(self, earlier: Layer, later: Layer) -> bool:
+        return [self._labels[i] for i in earlier] == [self._labels[i] for i in later]
 
-    def _pairs(self, earlier: Layer, other: Layer, *, nearly_all: bool = False) -> list[tuple[int, int]]:
+    def _pairs(self, earlier: Layer, later: Layer, *, nearly_all: bool = False) -> list[tuple[int, int]]:
         """Pairs of positions of corresponding nodes of two layers."""
-        labels, others = ([self._labels[i] for i in layer] for layer in (earlier, other))
-        return [(earlier[i], other[j]) for i, j in pairs(labels, others, nearly_all=nearly_all)]
+        labels, later_labels = ([self._labels[i] for i in layer] for layer in (earlier, later))
+        return [(earlier[i], later[j]) for i, j in pairs(labels, later_labels, nearly_all=nearly_all)]

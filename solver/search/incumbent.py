@@ -17,7 +17,7 @@ from autopar.solver.linear.pricing import least_more
 from autopar.solver.linear.program import Program
 from autopar.solver.linear.terms import Array
 from autopar.solver.search.openings import Openings
-from autopar.solver.search.shrunk import held_of, without_zeros
+from autopar.solver.search.shrunk import required_of, without_zeros
 from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE, improved
 
 # With more variables a program is large: its parts' relaxations generate columns, and its boxes are solved with only
@@ -104,8 +104,8 @@ class Incumbent:
         """Look for a good solution of a done box quickly: only with the choices of nonzero value in its relaxation."""
         matrix = self.program.matrix()
         matrix.bound(node.counts)
-        held = held_of(self.program)
-        kept = without_zeros(matrix, held | ~matrix.integer | (node.values > INTEGRALITY), held)
+        required = required_of(self.program)
+        kept = without_zeros(matrix, required | ~matrix.integer | (node.values > INTEGRALITY), required)
         kept = np.flatnonzero(matrix.with_dependents(kept))
         cutoff, seconds = self.cutoff(), self.seconds_left()
         self._take(self.program.integrate(self.solver, kept, seconds, self.gap, node.counts, cutoff=cutoff))
@@ -209,7 +209,7 @@ class Incumbent:
         matrix = self.program.matrix()
         matrix.bound(node.counts)
         extra_cost = least_more(matrix, node.reduced)
-        return np.flatnonzero((held_of(self.program) | (node.objective + extra_cost <= limit)) & (matrix.upper > 0))
+        return np.flatnonzero((required_of(self.program) | (node.objective + extra_cost <= limit)) & (matrix.upper > 0))
 
     def _entered(self, node: Outcome) -> Array:
         """The columns that have entered the relaxation by column generation; all columns if it was solved whole."""

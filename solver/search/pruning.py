@@ -48,7 +48,7 @@ _NEXT_RELAXATION_SHARE = 1 / 2  # if the relaxation of the next try is expected 
 OUT_OF_RESOURCES = TimeLimitError, MemoryError  # errors after which a known plan is kept and only the proof is given up
 EPSILON = 1e-9  # relative error allowed for floating point
 
-Found = tuple[Model, Outcome]
+SolvedModel = tuple[Model, Outcome]
 """A plan: a model, and the outcome that says which of the model's choices the plan makes."""
 
 
@@ -83,7 +83,7 @@ class Pruner:
         """A lower bound in seconds on all plans."""
         return self._climbed_network(problem).bound
 
-    def free(self, problem: Problem, time_limit: float) -> Found:
+    def free(self, problem: Problem, time_limit: float) -> SolvedModel:
         """The fastest plan without a budget. The model may be a restricted one, but the status and bound of the outcome
         hold for the problem with all its choices."""
         choices, end = self.choices(problem), cpu_seconds() + time_limit
@@ -91,7 +91,7 @@ class Pruner:
             return self._all(problem, time_limit)
         network = self._climbed_network(problem)
         required: ChoiceSubset = [least == least.min() for least in network.least]
-        best: Found | None = None
+        best: SolvedModel | None = None
         bound, highest = network.bound, math.inf
         if choices.count_flows(required) > _MAX_FLOWS_CHEAPEST:
             best = self._decoded(problem, network, max(end - cpu_seconds(), 0.0))
@@ -135,7 +135,7 @@ class Pruner:
             return self._all(problem, end - cpu_seconds())
         return best[0], self.judged(best[1], bound)
 
-    def _decoded(self, problem: Problem, network: Network, seconds: float) -> Found | None:
+    def _decoded(self, problem: Problem, network: Network, seconds: float) -> SolvedModel | None:
         """The plan decoded from the network's messages; None if one of its ops cannot get an input in its layout."""
         with suppress(InfeasibleError, TimeLimitError):
             model = Model(restricted_to(problem, network.decoded()), tables=self.tables)
@@ -143,7 +143,7 @@ class Pruner:
             return (model, outcome) if len(outcome.values) else None
         return None
 
-    def completed(self, model: Model, plan: Found) -> Outcome | None:
+    def completed(self, model: Model, plan: SolvedModel) -> Outcome | None:
         """A plan of another model as a solution of this `model`, which has at least the plan's choices."""
         price(model)
         values = np.zeros(len(model.program.names))
@@ -151,7 +151,7 @@ class Pruner:
             values[variables] = mine
         return completed(model.program, self.solver, values, fixed_counts(*plan, model))
 
-    def _all(self, problem: Problem, time_limit: float) -> Found:
+    def _all(self, problem: Problem, time_limit: float) -> SolvedModel:
         model = Model(problem, tables=self.tables)
         return model, run(model, self.solver, time_limit, self.gap)
 

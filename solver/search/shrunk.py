@@ -33,9 +33,9 @@ class Shrunk:
     def basis(self, whole: Basis) -> Basis:
         """A basis of the whole program, restricted to the part."""
         columns, of_columns, lines, of_lines = whole
-        mine, its = np.isin(columns, self.columns), np.isin(lines, self.lines)
-        places = np.searchsorted(self.columns, columns[mine]), np.searchsorted(self.lines, lines[its])
-        return places[0], of_columns[mine], places[1], of_lines[its]
+        has_column, has_line = np.isin(columns, self.columns), np.isin(lines, self.lines)
+        places = np.searchsorted(self.columns, columns[has_column]), np.searchsorted(self.lines, lines[has_line])
+        return places[0], of_columns[has_column], places[1], of_lines[has_line]
 
     def of_whole(self, basis: Basis) -> Basis:
         """A basis of the part, in the numbers of the whole program."""
@@ -47,18 +47,18 @@ def within(program: Program, root: Outcome, limit: float) -> Array:
     """The variables that solutions of at most this cost can use, in order; `root`: the program's relaxation."""
     matrix = program.matrix()
     matrix.bound({})
-    held = held_of(program)
-    kept = without_zeros(matrix, held | (root.objective + root.reduced <= limit), held)
+    required = required_of(program)
+    kept = without_zeros(matrix, required | (root.objective + root.reduced <= limit), required)
     return np.flatnonzero(matrix.with_dependents(kept))
 
 
-def held_of(program: Program) -> Array:
+def required_of(program: Program) -> Array:
     """Whether each variable must be in every part of a program, whatever its reduced cost, with the matrix's bounds."""
     matrix = program.matrix()
-    held: Array = (matrix.lower != 0) | ~matrix.whole
-    held[[v for count in program.counts for v in count]] = True
-    held[[v for row in program.rest_rows for v in (row.blocks, row.indicator)]] = True
-    return held
+    required: Array = (matrix.lower != 0) | ~matrix.whole
+    required[[v for count in program.counts for v in count]] = True
+    required[[v for row in program.rest_rows for v in (row.blocks, row.indicator)]] = True
+    return required
 
 
 def part_of(program: Program, kept: Array) -> Shrunk:

@@ -30,7 +30,7 @@ from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.search.choice_subsets import ChoiceSubset, chosen, fixed_counts, restricted_to
-from autopar.solver.search.pruning import Found, Pruner
+from autopar.solver.search.pruning import Pruner, SolvedModel
 from autopar.solver.search.search import search
 from autopar.solver.search.under_budget import fastest_within
 from autopar.solver.seconds.objective import price
@@ -137,7 +137,7 @@ class LeastMemory:
         """Whether some plan was found soon."""
         return self._soon is not None
 
-    def fitting(self, budget_bytes: float) -> Found | None:
+    def fitting(self, budget_bytes: float) -> SolvedModel | None:
         """The plan that was found soon, if it fits the budget."""
         if self._soon is not None and self._soon.budget_bytes <= budget_bytes:
             return self._soon.model, self._soon.outcome
@@ -241,7 +241,9 @@ class _Trials:
         return None
 
 
-def _with_choices_of(problem: Problem, plan: Found, solver: str, gap: float, seconds: _Seconds) -> Smallest | None:
+def _with_choices_of(
+    problem: Problem, plan: SolvedModel, solver: str, gap: float, seconds: _Seconds
+) -> Smallest | None:
     """The same choices and counts as a plan whose model left out some memory, with the memory that they really
     need; None if that takes too long to find."""
     model = Model(restricted_to(problem, chosen(*plan, problem)))

@@ -29,7 +29,7 @@ from autopar.solver.search.choice_subsets import (
     flows_between,
     restricted_to,
 )
-from autopar.solver.search.pruning import EPSILON, OUT_OF_RESOURCES, Found, Pruner
+from autopar.solver.search.pruning import EPSILON, OUT_OF_RESOURCES, Pruner, SolvedModel
 from autopar.solver.search.windows import NEIGHBOURHOOD_SHARE
 from autopar.solver.seconds.objective import run, run_near
 
@@ -52,7 +52,7 @@ class Small(Protocol):
     def is_known(self) -> bool:
         """Whether some plan of little memory is known."""
 
-    def fitting(self, budget_bytes: float) -> Found | None:
+    def fitting(self, budget_bytes: float) -> SolvedModel | None:
         """A known plan that fits the budget, if there is one."""
 
     def is_too_small(self, budget_bytes: float) -> bool:
@@ -84,7 +84,7 @@ def fastest_within(
 
 
 def fastest_near(
-    pruner: Pruner, problem: Problem, budget_bytes: float, plan: Found, seconds: float
+    pruner: Pruner, problem: Problem, budget_bytes: float, plan: SolvedModel, seconds: float
 ) -> tuple[Model, Outcome] | None:
     """A better plan near a known one, searched for some seconds and without a bound; None if the known plan violates
     the memory rows."""
@@ -104,7 +104,7 @@ class _Search:
     any_plan: bool
     small: Small | None
     bound: float
-    best: Found | None = None
+    best: SolvedModel | None = None
     late: TimeLimitError | None = None
     end: float = field(init=False)
     choices: ProblemChoices = field(init=False)
@@ -214,7 +214,7 @@ class _Search:
         assert best is not None
         return self._judged(best, False)
 
-    def _faster(self, plan: Found) -> Found | None:
+    def _faster(self, plan: SolvedModel) -> SolvedModel | None:
         """The fastest plan found in some seconds among few choices and those of a known plan, which may be slow; None
         if the known plan violates the memory rows."""
         seconds = self._for_faster(_RESTRICTED_SHARE * self.remaining)
@@ -225,7 +225,7 @@ class _Search:
             return model, self._run(model, seconds, max(self.pruner.gap, _RESTRICTED_GAP), best=best)
         return model, run_near(model, best, self.pruner.solver, self.pruner.gap, NEIGHBOURHOOD_SHARE * seconds)
 
-    def _judged(self, plan: Found, is_all: bool) -> tuple[Model, Outcome, bool]:
+    def _judged(self, plan: SolvedModel, is_all: bool) -> tuple[Model, Outcome, bool]:
         model, outcome = plan
         return model, self.pruner.judged(outcome, self.bound), is_all
 
@@ -246,7 +246,7 @@ class _Search:
         return run(model, self.pruner.solver, seconds, near, patience=patience, best=best, first=first)
 
 
-def _model_of(pruner: Pruner, problem: Problem, budget_bytes: float, plan: Found) -> tuple[Model, Outcome | None]:
+def _model_of(pruner: Pruner, problem: Problem, budget_bytes: float, plan: SolvedModel) -> tuple[Model, Outcome | None]:
     """A model of few choices and those of a known plan, and this plan as its solution; None for the latter if the plan
     violates the memory rows."""
     choices = pruner.choices(problem)

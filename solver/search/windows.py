@@ -20,7 +20,7 @@ from autopar.solver.linear.outcome import Bounds, Outcome
 from autopar.solver.linear.program import Program
 from autopar.solver.linear.terms import Array
 from autopar.solver.search.choices import Choices
-from autopar.solver.search.shrunk import held_of, without_zeros
+from autopar.solver.search.shrunk import required_of, without_zeros
 
 NEIGHBOURHOOD_SHARE = 1 / 6  # share of a search's time limit that the neighbourhood search may take
 _WINDOW_SHARE = 1 / 4  # a window has at most this share of the ops: a wider one improves more, and takes longer
@@ -69,7 +69,7 @@ def _around(program: Program, choices: Choices, best: Outcome, window: Array, bo
     """The variables that can be nonzero if the ops outside a window keep their choices."""
     matrix = program.matrix()
     matrix.bound(bounds)
-    held = held_of(program)
+    required = required_of(program)
     kept = np.ones(matrix.columns, dtype=bool)
     kept[choices.columns] = window[choices.owner] | (best.values[choices.columns] > 1 / 2)
-    return np.flatnonzero(matrix.with_dependents(without_zeros(matrix, kept | held, held)))
+    return np.flatnonzero(matrix.with_dependents(without_zeros(matrix, kept | required, required)))

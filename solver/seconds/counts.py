@@ -16,13 +16,13 @@ class Counts:
     def __init__(self, model: Model, stages: Sequence[StageBytes]) -> None:
         self.model, self.program, self.problem, self.stages = model, model.program, model.problem, stages
 
-    def held(self, stage: int) -> list[tuple[Expression, int, int]]:
+    def targets(self, stage: int) -> list[tuple[Expression, int, int]]:
         """The expressions (of `StageBytes`) that sum up the bytes that blocks keep, each with the level from which on
         blocks count and the number of last blocks of that level that are left out, fewest first."""
-        data, blocks = self.stages[stage], self.problem.stages[stage].count
-        cases = [(data.kept.all_blocks, 0, 0)]
-        cases += [(target, level, 1) for level, target in enumerate(data.kept.but_last) if blocks > 1]
-        return [*cases, (data.kept.but_last_two, 0, 2)] if blocks > 2 else cases
+        kept, blocks = self.stages[stage], self.problem.stages[stage].count
+        cases = [(kept.kept.all_blocks, 0, 0)]
+        cases += [(target, level, 1) for level, target in enumerate(kept.kept.but_last) if blocks > 1]
+        return [*cases, (kept.kept.but_last_two, 0, 2)] if blocks > 2 else cases
 
     def least(self, level: int, left_out: int) -> float:
         """The least value of a count: if no block is at a level, the count without that level's last block is -1."""
@@ -60,9 +60,9 @@ class Counts:
 
     def any_keeps(self, savers: Sequence[Saver]) -> int:
         """A variable that is at most 1, and 0 if none of these ops keeps the storage."""
-        any_keeps = self.program.variable("some")
+        any_keeps = self.program.variable("any keeps")
         uses = [(v, -1.0) for saver in savers for v in self.uses(saver)]
-        self.program.at_most("some", [(any_keeps, 1.0), *uses], 0.0)
+        self.program.at_most("any keeps", [(any_keeps, 1.0), *uses], 0.0)
         return any_keeps
 
     def largest(self, name: str, upper_bound: Expression, expressions: Sequence[Expression]) -> None:

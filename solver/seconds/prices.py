@@ -143,38 +143,44 @@ class PriceTable:
     def _totals(self, paths: Paths, calls: float) -> list[Array]:
         """Forward seconds, number of forward collectives, and the same backward, each by axis, source and wanted
         layout. A collective counts as `calls` of one (a parameter's part of a bucket)."""
-        each = np.zeros((len(paths.axis) + 1, 4))  # the last at -1: no step
-        each[:-1, :2] = self._parts(paths.axis, paths.forward, self.itemsize, calls)
-        each[:-1, 2:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize, calls)
-        by_axis = self._by_axis(paths.axis, each)
+        by_step = np.zeros((len(paths.axis) + 1, 4))  # the last at -1: no step
+        by_step[:-1, :2] = self._parts(paths.axis, paths.forward, self.itemsize, calls)
+        by_step[:-1, 2:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize, calls)
+        by_axis = self._by_axis(paths.axis, by_step)
         return [np.stack([_summed(figures[:, kind], paths.numbers) for figures in by_axis]) for kind in range(4)]
 
-    def _by_axis(self, axes: Array, each: Array) -> list[Array]:
+    def _by_axis(self, axes: Array, by_step: Array) -> list[Array]:
         """The figures of each step; by axis for parameters, whose collectives run on several axes at the same time."""
         if self.grouping is None:
-            return [each]
-        of = np.append(axes, -1)[:, None]
-        return [np.where(of == axis, each, 0.0) for axis in range(len(self.cluster.axes))]
+            return [by_step]
+        axis_of_step = np.append(axes, -1)[:, None]
+        return [np.where(axis_of_step == axis, by_step, 0.0) for axis in range(len(self.cluster.axes))]
 
     def _all_transfer_paths(self, paths: Paths) -> tuple[Array, ...]:
         """The fields of `TransferPath` for each pair of layouts."""
         ranks = np.array([axis.size for axis in self.cluster.axes])[paths.axis]
         several = ranks > 1
-        handed, came, sent, results = (np.zeros(len(paths.axis) + 1, dtype=np.int64) for _ in range(4))
+        handed, arriving_elements, sent, results = (np.zeros(len(paths.axis) + 1, dtype=np.int64) for _ in range(4))
         reduces, scatters, copied = (np.zeros(len(paths.axis) + 1, dtype=bool) for _ in range(3))
         handed[:-1] = np.where(several & (paths.forward.kind >= 0), paths.forward.elements, 0)
         reduces[:-1] = several & (paths.backward.kind >= 0)
         sent[:-1] = np.where(reduces[:-1], paths.backward.elements, 0)
         scatters[:-1] = reduces[:-1] & (paths.backward.kind != KINDS.index("all_reduce"))
         for number, kind in enumerate(KINDS):
-            for sends, moves, elements in ((paths.forward, handed > 0, came), (paths.backward, reduces, results)):
+            for sends, moves, elements in (
+                (paths.forward, handed > 0, arriving_elements),
+                (paths.backward, reduces, results),
+            ):
                 at = np.flatnonzero(moves[:-1] & (sends.kind == number))
                 elements[at] = RESULT[kind](sends.elements[at], ranks[at])
             if kind in IN_ANOTHER_ORDER:
                 copied[np.flatnonzero(reduces[:-1] & (paths.backward.kind == number))] = True
-        each = handed[paths.numbers]
-        first, last = _first(each, each > 0), _first(each[:, :, ::-1], each[:, :, ::-1] > 0)
-        arrived = _first(came[paths.numbers][:, :, ::-1], each[:, :, ::-1] > 0)
+        handed_by_step = handed[paths.numbers]
+        first, last = (
+            _first(handed_by_step, handed_by_step > 0),
+            _first(handed_by_step[:, :, ::-1], handed_by_step[:, :, ::-1] > 0),
+        )
+        arrived = _first(arriving_elements[paths.numbers][:, :, ::-1], handed_by_step[:, :, ::-1] > 0)
         reducing, scattering = reduces[paths.numbers], scatters[paths.numbers]
         result = _first(results[paths.numbers][:, :, ::-1], reducing[:, :, ::-1])  # backward takes the steps in reverse
         runs_before = reducing[:, :, ::-1].cumsum(axis=2)[:, :, ::-1] > reducing
@@ -182,7 +188,7 @@ class PriceTable:
         arrives = _first(np.where(copied, results, 0)[paths.numbers], reducing)
         passes = _passes(paths.numbers, reduces, sent, results, copied)
         reduced = reducing.any(axis=2), result, scattering.any(axis=2), later, arrives, passes
-        return each.sum(axis=2) - first, last, arrived, *reduced
+        return handed_by_step.sum(axis=2) - first, last, arrived, *reduced
 
     def _parts(self, axes: Array, sends: Sends, itemsize: int, calls: float) -> Array:
         """For each step: its seconds, and 1 if it is a collective."""
@@ -192,11 +198,11 @@ class PriceTable:
         steps = np.stack([sends.kind[at], axes[at], sends.elements[at]])
         steps, places = np.unique(steps, axis=1, return_inverse=True)
         figures[at, 1] = 1.0
-        each = [
+        seconds = [
             self._collective(KINDS[kind], self.cluster.axes[a], n * itemsize, calls) for kind, a, n in steps.T.tolist()
         ]
-        if each:
-            figures[at, 0] = np.array(each)[places.reshape(-1)]
+        if seconds:
+            figures[at, 0] = np.array(seconds)[places.reshape(-1)]
         return figures
 
     def _collective(self, kind: CollectiveKind, axis: Axis, size: int, calls: float) -> float:
@@ -205,12 +211,12 @@ class PriceTable:
         return member_seconds(kind, size, calls, axis) + copies_seconds(kind, size, axis, self.cluster.device)
 
 
-def _summed(each: Array, numbers: Array) -> Array:
-    """For each pair, the sum over its steps; the last entry of `each` stands for no step."""
+def _summed(by_step: Array, numbers: Array) -> Array:
+    """For each pair, the sum over its steps; the last entry of `by_step` stands for no step."""
     total = np.zeros(numbers.shape[:2])
-    if each.any():
+    if by_step.any():
         for step in np.moveaxis(numbers, 2, 0):
-            total += each[step]
+            total += by_step[step]
     return total
 
 

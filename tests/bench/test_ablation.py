@@ -19,7 +19,8 @@ from torch import nn
 
 from autopar import Cluster
 from autopar.cost.collectives import collective_seconds
-from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import prepare, request_of, trace_for
+from autopar.stopwatch import Stopwatch
 
 SCRIPT = Path(ablate.__file__)
 RESTRICTED = ["recompute", "joint", "joint-ladder", "zero", "zero-across", "sharing", "overlap", "overlap-blind"]

@@ -18,8 +18,9 @@ from promotion import Promotion
 import autopar
 import autopar.cluster
 from autopar import Precision
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, prepare, request_of, trace_for
 from autopar.plans import Plan
+from autopar.stopwatch import Stopwatch
 
 GAP = 0.05  # relative gap of the solver: the plans need not be optimal
 KINDS = ("free", "sharded", "recompute", "tp", "asked")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from simulated_mesh import SimulatedMesh
 
 from autopar.errors import LayoutError
 from autopar.layout import R_PLUS, Layout, P, Placement, R, shard, take_shard
@@ -71,12 +72,12 @@ def moves(found: tuple[Step, ...]) -> Iterator[tuple[str, int, int]]:
 @example(case=((2, 2), (12, 8), Layout.parse("S0,S1"), Layout.parse("S1,S0")))
 @example(case=((2, 2), (12, 8), Layout.parse("P,R+"), Layout.parse("S0@3,P")))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_value_and_gradient(simulated: Any, case: tuple[Shape, Shape, Layout, Layout]) -> None:
+def test_value_and_gradient(case: tuple[Shape, Shape, Layout, Layout]) -> None:
     mesh, shape, src, dst = case
     torch.manual_seed(0)
     value, gradient = torch.randn(2, *shape, dtype=torch.float64)
     given_values, given_gradients = pieces(value, src, mesh), pieces(gradient, dst.gradient(), mesh)
-    ranks = simulated(mesh)
+    ranks = SimulatedMesh(mesh)
 
     def work(view: Any) -> tuple[torch.Tensor, torch.Tensor]:
         held = given_values[view.coordinate].requires_grad_()
@@ -89,26 +90,26 @@ def test_value_and_gradient(simulated: Any, case: tuple[Shape, Shape, Layout, La
     assert_holds({c: g for c, (_, g) in results.items()}, gradient, src.gradient(), mesh)
     first = (0,) * len(mesh)
     announced = Counter(moves(steps(src, dst, shape, mesh, needs_grad=True)))
-    assert Counter(ranks.moves[first]) == announced
+    assert ranks.count(first) == announced
 
 
 @given(case=conversions())
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_value_alone(simulated: Any, case: tuple[Shape, Shape, Layout, Layout]) -> None:
+def test_value_alone(case: tuple[Shape, Shape, Layout, Layout]) -> None:
     """Without a gradient only forward collectives are announced and run."""
     mesh, shape, src, dst = case
     value = torch.randn(shape, dtype=torch.float64)
     held = pieces(value, src, mesh)
-    ranks = simulated(mesh)
+    ranks = SimulatedMesh(mesh)
     results = ranks.run(lambda view: convert(held[view.coordinate], recipe(src, dst, shape, view, needs_grad=False)))
     assert_holds(results, value, dst.value(), mesh)
-    assert Counter(ranks.moves[(0,) * len(mesh)]) == Counter(moves(steps(src, dst, shape, mesh, needs_grad=False)))
+    assert ranks.count((0,) * len(mesh)) == Counter(moves(steps(src, dst, shape, mesh, needs_grad=False)))
 
 
 @pytest.mark.parametrize("wanted", [R, R_PLUS])
-def test_means(simulated: Any, wanted: Placement) -> None:
+def test_means(wanted: Placement) -> None:
     src, dst = Layout((Placement("partial", join="mean"),)), Layout((wanted,))
-    ranks = simulated((3,))
+    ranks = SimulatedMesh((3,))
     parts = torch.tensor([[1.0, 5.0, 2.0], [4.0, 5.0, -1.0], [0.0, 3.0, 2.0]], dtype=torch.float64)
     whole = parts.clone().requires_grad_()
     expected = whole.mean(0)
@@ -125,28 +126,28 @@ def test_means(simulated: Any, wanted: Placement) -> None:
         torch.testing.assert_close(value, expected.detach())
         torch.testing.assert_close(gradient, whole.grad[rank])
     announced = Counter(moves(steps(src, dst, (3,), (3,), needs_grad=True)))
-    assert Counter(ranks.moves[0,]) == announced
+    assert ranks.count((0,)) == announced
 
 
 @pytest.mark.parametrize("join", ["max", "min"])
-def test_extrema_have_no_gradient(simulated: Any, join: str) -> None:
+def test_extrema_have_no_gradient(join: str) -> None:
     """A gradient would be divided equally among all elements that attain the extremum, and ranks may hold different
     numbers of them."""
     src, dst = Layout.parse(f"P:{join}"), Layout.parse("R")
-    ranks = simulated((3,))
+    ranks = SimulatedMesh((3,))
     parts = torch.tensor([[1.0, 5.0, 2.0], [4.0, 5.0, -1.0], [0.0, 3.0, 2.0]])
     found = ranks.run(lambda view: convert(parts[view.coordinate], recipe(src, dst, (3,), view, needs_grad=False)))
     for value in found.values():
         torch.testing.assert_close(value, getattr(parts, "a" + join)(0))
-    assert Counter(ranks.moves[0,]) == Counter(moves(steps(src, dst, (3,), (3,), needs_grad=False)))
+    assert ranks.count((0,)) == Counter(moves(steps(src, dst, (3,), (3,), needs_grad=False)))
     with pytest.raises(LayoutError):
         steps(src, dst, (3,), (3,), needs_grad=True)
 
 
-def test_dtypes(simulated: Any) -> None:
+def test_dtypes() -> None:
     """Shards are communicated in the compute dtype; gradients are reduced, and delivered, in the reduction dtype."""
     src, dst, shape = Layout.parse("S0"), Layout.parse("R+"), (4,)
-    ranks = simulated((2,))
+    ranks = SimulatedMesh((2,))
 
     def work(view: Any) -> tuple[torch.Tensor, torch.Tensor]:
         held = torch.ones(2, dtype=torch.float32, requires_grad=True)
@@ -162,10 +163,10 @@ def test_dtypes(simulated: Any) -> None:
 
 
 @pytest.mark.parametrize(("src", "dst"), [("S1", "S0"), ("S1", "R"), ("P", "S0"), ("R", "S1")])
-def test_dims_keep_their_order_in_memory(simulated: Any, src: str, dst: str) -> None:
+def test_dims_keep_their_order_in_memory(src: str, dst: str) -> None:
     """A tensor with transposed memory keeps this after the conversion, so that transposing it back is a view."""
     mesh, shape = (2,), (4, 6, 8)
-    ranks = simulated(mesh)
+    ranks = SimulatedMesh(mesh)
     whole, layout, wanted = torch.randn(shape, dtype=torch.float64), Layout.parse(src), Layout.parse(dst)
     held = pieces(whole, layout, mesh)
 
@@ -178,7 +179,7 @@ def test_dims_keep_their_order_in_memory(simulated: Any, src: str, dst: str) -> 
     assert all(part.transpose(0, 1).is_contiguous() for part in found.values())
 
 
-def test_what_is_contiguous_in_parts_is_so_as_a_whole(simulated: Any) -> None:
+def test_what_is_contiguous_in_parts_is_so_as_a_whole() -> None:
     """If the gathered dim has local length one, `contiguous()` of the shard returns it with its own strides."""
     whole, parts, wanted = torch.randn(3, 2, 4), Layout.parse("S1"), Layout.parse("R")
 
@@ -186,14 +187,14 @@ def test_what_is_contiguous_in_parts_is_so_as_a_whole(simulated: Any) -> None:
         part = whole.transpose(0, 1)[view.coordinate[0]].contiguous()[None].transpose(0, 1).contiguous()
         return convert(part, recipe(parts, wanted, (3, 2, 4), view, needs_grad=False))
 
-    for found in simulated((2,)).run(work).values():
+    for found in SimulatedMesh((2,)).run(work).values():
         assert torch.equal(found, whole) and found.is_contiguous()
 
 
 @pytest.mark.parametrize("lies", [lambda x: x[:, :, 1].transpose(1, 2), lambda x: x[:, :1, 1].expand(4, 6, 8)])
-def test_what_one_rank_keeps_lies_as_the_zeros_of_the_others(simulated: Any, lies: Any) -> None:
+def test_what_one_rank_keeps_lies_as_the_zeros_of_the_others(lies: Any) -> None:
     """A slice's strides have gaps that the other ranks' zeros lack, but both must be reduced element by element."""
-    ranks = simulated((2,))
+    ranks = SimulatedMesh((2,))
     tensor = lies(torch.randn(4, 6, 3, 8, dtype=torch.float64))
     shape, whole, summands = tuple(tensor.shape), Layout.parse("R"), Layout.parse("P")
 

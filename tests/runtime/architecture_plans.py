@@ -11,8 +11,9 @@ from random_plans import random_plan
 from torch import fx, nn
 
 from autopar import Cluster
-from autopar.planning.stages import Stopwatch, prepare, request_of
+from autopar.planning.stages import prepare, request_of
 from autopar.plans import Plan
+from autopar.stopwatch import Stopwatch
 from autopar.tracing import Traced
 
 KINDS = ("unconstrained", "forced", "random")

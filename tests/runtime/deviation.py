@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 import torch
-from simulated import SimulatedMesh
+from simulated_mesh import SimulatedMesh
 from torch import nn
 
 from autopar.layout import Layout, take_shard

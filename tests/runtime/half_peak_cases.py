@@ -17,7 +17,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import autopar
-from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import prepare, request_of, trace_for
+from autopar.stopwatch import Stopwatch
 
 
 def peaks(name: str, part: float, *constraints: str) -> dict[str, Any]:

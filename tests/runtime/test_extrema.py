@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from simulated import SimulatedMesh
+from simulated_mesh import SimulatedMesh
 
 from autopar.layout import Layout
 from autopar.runtime.communication.collectives import LocalMesh

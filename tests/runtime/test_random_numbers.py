@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from random_plans import random_plan
-from simulated import SimulatedMesh
+from simulated_mesh import SimulatedMesh
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -12,8 +12,9 @@ from toys import Toy
 from autopar import Cluster
 from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.structure.blocks import find_repeats
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, prepare, request_of, trace_for
 from autopar.solver.constraints.restricted import Restricted
+from autopar.stopwatch import Stopwatch
 
 TOKENS = 512
 NO_LIMIT = 1e6  # CPU seconds: effectively unlimited, so that no result depends on the speed of the machine

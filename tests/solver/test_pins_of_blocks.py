@@ -15,9 +15,10 @@ from autopar.cluster import Cluster
 from autopar.cost.structure.blocks import repeats_under, unparted
 from autopar.errors import InfeasibleError
 from autopar.planning.simulation import predicted_on, simulated
-from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import prepare, request_of, trace_for
 from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.solution import read_solution
+from autopar.stopwatch import Stopwatch
 
 MESH = Cluster.preset("cpu", (2,))  # here one bucket more costs 7 % of a step
 

@@ -14,7 +14,7 @@ from autopar import Cluster, InfeasibleError, Plan, plan
 from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.step import predict
 from autopar.cost.structure.blocks import find_repeats
-from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import prepare, request_of, trace_for
 from autopar.plans import Prediction
 from autopar.solver.building import build_problem
 from autopar.solver.constraints.constraints import restrict
@@ -22,6 +22,7 @@ from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
 from autopar.solver.seconds.objective import run
 from autopar.solver.solution import Solution, read_solution
+from autopar.stopwatch import Stopwatch
 
 
 def llama(width: int, hidden: int, layers: int, heads: int) -> nn.Module:

@@ -15,9 +15,10 @@ import transformers
 from autopar import Cluster, simulate
 from autopar.cost.simulated import COMPUTE, Simulated
 from autopar.planning.simulation import simulated
-from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.report.streams import chrome_trace, plot_streams
+from autopar.stopwatch import Stopwatch
 
 mpl.use("Agg")
 from matplotlib import pyplot

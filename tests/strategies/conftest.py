@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from simulated_mesh import SimulatedMesh
 from torch import fx
 
 from autopar.graph import output_tensors, tensor_inputs, tensor_of
-from autopar.runtime.communication import collectives
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.local import LocalContext, run_local
 from autopar.strategies import Strategy
@@ -26,108 +24,61 @@ EXCHANGING |= {"experts_exchanged", "routed"}
 Coordinate = tuple[int, ...]
 
 
-class Simulated:
-    """All ranks of a mesh in this process, with the runtime's own local code."""
-
-    def __init__(self) -> None:
-        self.here = threading.local()
-        self.barriers: dict[str, threading.Barrier] = {}
-        self.values: dict[str, dict[int, torch.Tensor]] = {}
-        self.moves: dict[Coordinate, list[tuple[int, int]]] = {}  # for each collective (axis, input bytes)
+class SimulatedRanks:
+    """Ranks as `strategies.check` wants them, which run the runtime's own local code on a simulated mesh."""
 
     def run(
         self, node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], work: Mapping[Coordinate, LocalRun]
     ) -> dict[Coordinate, LocalRun]:
-        def one(coordinate: Coordinate) -> None:
-            self.here.coordinate = coordinate
-            self._local(node, strategy, mesh_shape, coordinate, work[coordinate])
-
+        mesh = SimulatedMesh(mesh_shape)
         if strategy.local not in EXCHANGING:
             for coordinate in work:
-                one(coordinate)
+                _run_local(node, strategy, mesh.view(coordinate), work[coordinate])
             return dict(work)
-        for coordinate in work:
-            for axis, size in enumerate(mesh_shape):
-                self.barriers[_group(coordinate, axis)] = threading.Barrier(size, timeout=20)
-                self.values[_group(coordinate, axis)] = {}
-        self.moves = {coordinate: [] for coordinate in work}
-        with ThreadPoolExecutor(len(work)) as pool:
-            for done in [pool.submit(one, coordinate) for coordinate in work]:
-                done.result()
-        # here all goes to one rank; count what the announced, even exchange would send
-        if strategy.local == "sdpa_causal":
-            self.moves = {
-                where: [_as_exchanged(move, mesh_shape) for move in moves] for where, moves in self.moves.items()
-            }
-        announced = [(i.axis, size) for i in strategy.inner for size in (i.forward_bytes, i.backward_bytes) if size]
-        if (
-            strategy.local == "experts_exchanged"
-        ):  # a single rank's bytes depend on data, but together they send all routes
-            moves = [move for coordinate in work for move in self.moves[coordinate]]
-            assert len(moves) == len(announced) * len(work)
-            assert sum(size for _, size in moves) == len(work) * sum(size for _, size in announced)
-            return dict(work)
-        for coordinate, moves in self.moves.items():
-            message = f"collectives inside {node.target} on {coordinate}"
-            pairs = list(zip(sorted(moves), sorted(announced), strict=True))
-            if any(coordinate):  # if shards are uneven, the first rank has the largest
-                assert all(axis == other and size <= most for (axis, size), (other, most) in pairs), message
-            else:
-                assert all(move == promised for move, promised in pairs), message
+        mesh.run(lambda view: _run_local(node, strategy, view, work[view.coordinate]))
+        _check_sent(node, strategy, mesh)
         return dict(work)
 
-    def _local(
-        self, node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], coordinate: Coordinate, part: LocalRun
-    ) -> None:
-        args, kwargs = part.arguments()
-        function = callable_of(node)
-        if strategy.local:
-            mesh = LocalMesh(mesh_shape, coordinate, tuple(_group(coordinate, a) for a in range(len(mesh_shape))))
-            shapes = tuple(tuple(t.shape) for t in output_tensors(node))
-            given = tuple(tuple(tensor_of(ref).shape) for ref in tensor_inputs(node))
-            context = LocalContext(mesh, strategy.inputs, strategy.outputs, given, shapes, 0)
-            result = run_local(strategy.local, function, args, kwargs, context, torch.tensor(35))
+
+def _run_local(node: fx.Node, strategy: Strategy, view: LocalMesh, part: LocalRun) -> None:
+    args, kwargs = part.arguments()
+    function = callable_of(node)
+    if strategy.local:
+        outputs = tuple(tuple(t.shape) for t in output_tensors(node))
+        inputs = tuple(tuple(tensor_of(ref).shape) for ref in tensor_inputs(node))
+        context = LocalContext(view, strategy.inputs, strategy.outputs, inputs, outputs, 0)
+        result = run_local(strategy.local, function, args, kwargs, context, torch.tensor(35))
+    else:
+        result = function(*args, **kwargs)
+    part.finish(result)
+
+
+def _check_sent(node: fx.Node, strategy: Strategy, mesh: SimulatedMesh) -> None:
+    """Check that ranks have sent what the strategy announces: (axis, input bytes) of each collective."""
+    announced = [(i.axis, size) for i in strategy.inner for size in (i.forward_bytes, i.backward_bytes) if size]
+    sent_by = {coordinate: [(s.axis, s.bytes) for s in sent] for coordinate, sent in mesh.sent.items()}
+    if strategy.local == "sdpa_causal":  # here all goes to one rank; count what the announced, even exchange would send
+        sent_by = {where: [_as_exchanged(each, mesh.shape) for each in sent] for where, sent in sent_by.items()}
+    if strategy.local == "experts_exchanged":  # one rank's bytes depend on data, but together they send all routes
+        all_sent = [each for sent in sent_by.values() for each in sent]
+        assert len(all_sent) == len(announced) * len(sent_by)
+        assert sum(size for _, size in all_sent) == len(sent_by) * sum(size for _, size in announced)
+        return
+    for coordinate, sent in sent_by.items():
+        message = f"collectives inside {node.target} on {coordinate}"
+        pairs = list(zip(sorted(sent), sorted(announced), strict=True))
+        if any(coordinate):  # if shards are uneven, the first rank has the largest
+            assert all(axis == other and size <= most for (axis, size), (other, most) in pairs), message
         else:
-            result = function(*args, **kwargs)
-        part.finish(result)
-
-    def all_reduce(self, tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
-        """Replaces the collective: the ranks of a group meet twice at its barrier."""
-        axis = int(group.partition(":")[0])
-        self.moves[self.here.coordinate].append((axis, tensor.numel() * tensor.element_size()))
-        values = self.values[group]
-        values[self.here.coordinate[axis]] = tensor
-        self.barriers[group].wait()
-        stacked = torch.stack([values[rank] for rank in sorted(values)])
-        self.barriers[group].wait()
-        return {"sum": stacked.sum, "max": stacked.amax, "min": stacked.amin}[op](0)
-
-    def all_to_all(self, tensor: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
-        axis = int(group.partition(":")[0])
-        self.moves[self.here.coordinate].append((axis, tensor.numel() * tensor.element_size()))
-        values, mine = self.values[group], self.here.coordinate[axis]
-        values[mine] = tensor.detach().split(sent)  # type: ignore[assignment]
-        self.barriers[group].wait()
-        parts = [values[rank][mine] for rank in sorted(values)]
-        self.barriers[group].wait()
-        assert [len(part) for part in parts] == received
-        return torch.cat(parts)
+            assert all(actual == promised for actual, promised in pairs), message
 
 
-def _as_exchanged(move: tuple[int, int], mesh_shape: tuple[int, ...]) -> tuple[int, int]:
-    axis, size = move
+def _as_exchanged(sent: tuple[int, int], mesh_shape: tuple[int, ...]) -> tuple[int, int]:
+    axis, size = sent
     return axis, -(-size * mesh_shape[axis] // (mesh_shape[axis] - 1))
 
 
-def _group(coordinate: Coordinate, axis: int) -> str:
-    return f"{axis}:" + ",".join("*" if a == axis else str(c) for a, c in enumerate(coordinate))
-
-
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Simulated]:
+def ranks() -> SimulatedRanks:
     """Ranks whose collectives are simulated."""
-    with pytest.MonkeyPatch.context() as patch:
-        simulated = Simulated()
-        patch.setattr(collectives, "all_reduce", simulated.all_reduce)
-        patch.setattr(collectives, "all_to_all", simulated.all_to_all)
-        yield simulated
+    return SimulatedRanks()

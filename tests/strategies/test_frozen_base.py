@@ -12,8 +12,9 @@ from torch import nn
 
 from autopar import Cluster
 from autopar.graph import tensor_inputs, tensor_of
-from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import prepare, request_of, trace_for
 from autopar.plans import Plan
+from autopar.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # caused by peft
 

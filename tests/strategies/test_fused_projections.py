@@ -16,8 +16,9 @@ from torch import fx, nn
 
 from autopar import Cluster
 from autopar.graph import TensorRef, target_name, tensor_inputs, tensor_of
-from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import prepare, request_of, trace_for
 from autopar.plans import NodePlan
+from autopar.stopwatch import Stopwatch
 
 PRODUCTS = ("linear", "mm")
 

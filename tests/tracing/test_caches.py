@@ -12,7 +12,8 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 import autopar
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, InputError, UntraceableError
-from autopar.planning.stages import Stopwatch, request_of, trace_for
+from autopar.planning.stages import request_of, trace_for
+from autopar.stopwatch import Stopwatch
 from autopar.tracing import trace
 from autopar.tracing.huggingface import register_caches
 

@@ -13,7 +13,8 @@ from autopar import Cluster
 from autopar.errors import UntraceableError
 from autopar.fingerprints.fingerprint import fingerprint
 from autopar.graph import target_name
-from autopar.planning.stages import Stopwatch, request_of, trace_for
+from autopar.planning.stages import request_of, trace_for
+from autopar.stopwatch import Stopwatch
 from autopar.tracing import trace
 
 X = torch.zeros(2, 4)

@@ -62,11 +62,11 @@ class Grouped:
 
     @property
     def again(self) -> list[Conversion]:
-        return [one for one in self.members if one.kept and one.regather]
+        return [member for member in self.members if member.kept and member.regather]
 
     def planned(self) -> Bucket:
-        names = tuple(str(one.ref.node.target) for one in self.members)
-        return Bucket(names, tuple(one.wanted for one in self.members), self.members[0].segment)
+        names = tuple(str(member.ref.node.target) for member in self.members)
+        return Bucket(names, tuple(member.wanted for member in self.members), self.members[0].segment)
 
 
 def group(
@@ -76,32 +76,34 @@ def group(
 
     `dtypes`: for each parameter the dtype in which its gradients are summed.
     """
-    moving = [one for one in conversions if one.forward or one.backward]
-    keys = [_key(one, grouping, memory, dtypes) for one in moving]
-    again = {key for key, one in zip(keys, moving, strict=True) if one.kept and one.regather}
+    moving = [conversion for conversion in conversions if conversion.forward or conversion.backward]
+    keys = [_key(conversion, grouping, memory, dtypes) for conversion in moving]
+    again = {key for key, conversion in zip(keys, moving, strict=True) if conversion.kept and conversion.regather}
     alike: dict[tuple[object, ...], list[Conversion]] = {}
-    for key, one in zip(keys, moving, strict=True):  # what no op saves joins the bucket that is gathered again
-        together = key in again and (one.regather or not one.kept)
-        alike.setdefault((*key, together), []).append(one)
-    found: list[Grouped] = []
+    for key, conversion in zip(keys, moving, strict=True):  # what no op saves joins the bucket that is gathered again
+        together = key in again and (conversion.regather or not conversion.kept)
+        alike.setdefault((*key, together), []).append(conversion)
+    buckets: list[Grouped] = []
     for members in joined(alike, memory):
-        sizes = [memory.local_bytes(one.ref, one.wanted) for one in members]
-        most, full = max(grouping.bucket_of(one.ref.node)[1] for one in members), 0
-        found.append(Grouped())
-        for one, size in zip(members, sizes, strict=True):  # no bucket exceeds `most`, unless one member does
-            if full and full + size > most:
-                found.append(Grouped())
-                full = 0
-            found[-1].members.append(one)
-            full += size
-    return found
+        sizes = [memory.local_bytes(conversion.ref, conversion.wanted) for conversion in members]
+        most_bytes, filled = max(grouping.bucket_of(conversion.ref.node)[1] for conversion in members), 0
+        buckets.append(Grouped())
+        for conversion, size in zip(
+            members, sizes, strict=True
+        ):  # no bucket exceeds `most_bytes`, unless one member does
+            if filled and filled + size > most_bytes:
+                buckets.append(Grouped())
+                filled = 0
+            buckets[-1].members.append(conversion)
+            filled += size
+    return buckets
 
 
 def _key(
-    one: Conversion, grouping: Grouping, memory: StepMemory, dtypes: Mapping[fx.Node, torch.dtype]
+    conversion: Conversion, grouping: Grouping, memory: StepMemory, dtypes: Mapping[fx.Node, torch.dtype]
 ) -> tuple[object, ...]:
     """A key that is equal for conversions that can share a bucket."""
-    ways = tuple(tuple((move.kind, move.axis) for move in moves) for moves in (one.forward, one.backward))
-    tensor = tensor_of(one.ref)
-    kinds = tensor.dtype, memory.stored_dtype(one.ref.node), dtypes[one.ref.node], tensor.requires_grad
-    return (grouping.group(one.first, one.segment), one.segment, ways, one.enters, *kinds)
+    ways = tuple(tuple((move.kind, move.axis) for move in moves) for moves in (conversion.forward, conversion.backward))
+    tensor = tensor_of(conversion.ref)
+    kinds = tensor.dtype, memory.stored_dtype(conversion.ref.node), dtypes[conversion.ref.node], tensor.requires_grad
+    return (grouping.group(conversion.first, conversion.segment), conversion.segment, ways, conversion.enters, *kinds)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from autopar.cost.buckets.readers import Readers
 from autopar.cost.buckets.size import LEAST_PART, TINY_PART
 from autopar.cost.memory.formulas import StepMemory
-from autopar.cost.structure.blocks import Repeat, regions
+from autopar.cost.structure.blocks import Region, Repeat, regions
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stretch:
-    """The blocks of one repeat, or the nodes between two repeats: `count` groups of neighbouring blocks, whose
-    parameters fill `buckets` buckets each. `first`: the position of its first node."""
+    """The blocks of one repeat, or the nodes between two repeats: `count` groups of `together` neighbouring blocks,
+    whose parameters fill `buckets` buckets each. `first`: the position of its first node."""
 
     first: int
     count: int
     buckets: int
+    together: int = 1
 
 
 class Grouping:
@@ -40,77 +42,51 @@ class Grouping:
     or the nodes between two repeats (`cost.structure.blocks.regions`)."""
 
     def __init__(self, memory: StepMemory, repeats: Sequence[Repeat]) -> None:
-        nodes = list(memory.graph.nodes)
-        self._position = {node: i for i, node in enumerate(nodes)}
-        rows = regions(len(nodes), repeats)
-        self._first = [row.first for row in rows]
-        self._parts: dict[fx.Node, float] = {}
-        self._home: dict[fx.Node, int] = {}  # the region in which a parameter is read first
-        self._memory, self.repeats = memory, tuple(repeats)
-        self.full_bytes = memory.bucket_bytes
+        self._memory, self.repeats, self.full_bytes = memory, tuple(repeats), memory.bucket_bytes
+        rows = regions(len(memory.graph.nodes), repeats)
+        self.readers = Readers(memory, rows)
         self._forms: dict[TensorRef, tuple[object, ...]] = {}
         self.transfers: dict[tuple[object, ...], TransferBytes] = {}  # a cache of `cost.memory.transfer_bytes`
         self._divided: dict[frozenset[int], Grouping] = {}
-        filled: dict[int, list[fx.Node]] = {}
-        for node in nodes:
-            if memory.is_parameter(node):
-                read = sorted({self.region(user) for user in node.users}) or [self.region(node)]
-                self._home[node] = read[0]
-                if len(read) == 1:
-                    filled.setdefault(read[0], []).append(node)
-        self._last_reader = [-1] * len(rows)
-        self._first_reader: dict[int, tuple[bool, int]] = {}  # by region: whether no weight is read, and the position
-        self._weight_readers: dict[int, list[fx.Node]] = {}
-        self._sharing: dict[int, set[fx.Node]] = {}  # parameters that a region saves and that other regions read too
-        kept: list[set[fx.Node]] = [set() for _ in rows]
-        for reader in {user for node in self._home for user in node.users if user.op != "output"}:
-            refs, region = memory.inputs[reader], self.region(reader)
-            at = self._position[reader]
-            vectors = all(tensor_of(ref).dim() < 2 for ref in refs if memory.is_trainable(ref.node))
-            if not vectors:
-                self._weight_readers.setdefault(region, []).append(reader)
-            self._first_reader[region] = min((vectors, at), self._first_reader.get(region, (vectors, at)))
-            again = memory.saved(reader)[0] if memory.train else range(len(refs))
-            saved = {refs[j].node for j in again if memory.is_parameter(refs[j].node)}
-            self._sharing.setdefault(region, set()).update(filter(self.shared, saved))
-            if saved:
-                self._last_reader[region] = max(self._last_reader[region], self._position[reader])
-                kept[region] |= saved
-        bytes_of = [[tensor_of(TensorRef(node, 0)).nbytes for node in filled.get(i, ())] for i in range(len(rows))]
-        total = [sum(some) or 1 for some in bytes_of]
-        full = [max(self.full_bytes, min(memory.most_bucket_bytes, max(some, default=0))) for some in bytes_of]
         self.stretches: list[Stretch] = []
+        self._parts: dict[fx.Node, float] = {}  # of a bucket's latency, for parameters that one region reads
         # Each of these has one entry for each region.
         self._stretch: list[int] = []
         self._group: list[tuple[int, int]] = []
         self._share: list[float] = []  # bytes of a full bucket, over those of the region's parameters
         self._buckets: list[float] = []  # buckets over regions in the stretch: 1, or less where blocks share buckets
         self._sizes: list[float] = []  # the most bytes of one bucket, unless a parameter is larger
-        for i, row in enumerate(rows):
-            blocks = repeats[row.repeat].count if row.repeat is not None else 1
-            if row.repeat is None or row.instance == 0:
-                together = min(blocks, max(1, int(LEAST_PART * self.full_bytes) // total[i]))
-                buckets = max(1, total[i] // full[i])
-                self.stretches.append(Stretch(row.first, -(-blocks // together), buckets))
-            stretch = self.stretches[-1]
-            self._stretch.append(len(self.stretches) - 1)
-            self._group.append((len(self.stretches) - 1, row.instance // together))
-            self._share.append(together / stretch.buckets)
-            self._buckets.append(stretch.count / blocks)
-            self._sizes.append(max(full[i], total[i] / stretch.buckets))
-            for node in filled.get(i, ()):
-                self._parts[node] = tensor_of(TensorRef(node, 0)).nbytes / total[i] * stretch.count / blocks
-        self._several = [len(some) > 1 for some in kept]
-        sizes = [sum(tensor_of(TensorRef(node, 0)).nbytes for node in some) for some in kept]
-        self._read_bytes = [round(size * share) for size, share in zip(sizes, self._share, strict=True)]
-        if not memory.train:  # a large parameter may be a bucket by itself; in backward its gradients count beside it
-            largest = [max((tensor_of(TensorRef(node, 0)).nbytes for node in some), default=0) for some in kept]
-            self._read_bytes = [max(*pair) for pair in zip(self._read_bytes, largest, strict=True)]
+        for row, own in zip(rows, self.readers.own, strict=True):
+            self._fill(row, own)
+        self._read_bytes = [self._bytes_read(*pair) for pair in zip(self.readers.saved, self._share, strict=True)]
+
+    def _fill(self, row: Region, own: Sequence[fx.Node]) -> None:
+        """Divide the parameters that only one region reads, its `own`, into buckets; regions come in order."""
+        sizes = [_whole_bytes(parameter) for parameter in own]
+        total, full = sum(sizes) or 1, max(self.full_bytes, min(self._memory.most_bucket_bytes, max(sizes, default=0)))
+        blocks = self.repeats[row.repeat].count if row.repeat is not None else 1
+        if row.instance == 0:
+            together = min(blocks, max(1, int(LEAST_PART * self.full_bytes) // total))
+            self.stretches.append(Stretch(row.first, -(-blocks // together), max(1, total // full), together))
+        stretch = self.stretches[-1]
+        self._stretch.append(len(self.stretches) - 1)
+        self._group.append((len(self.stretches) - 1, row.instance // stretch.together))
+        self._share.append(stretch.together / stretch.buckets)
+        self._buckets.append(stretch.count / blocks)
+        self._sizes.append(max(full, total / stretch.buckets))
+        for parameter, size in zip(own, sizes, strict=True):
+            self._parts[parameter] = size / total * stretch.count / blocks
+
+    def _bytes_read(self, saved: Set[fx.Node], share: float) -> int:
+        sizes = [_whole_bytes(parameter) for parameter in saved]
+        size = round(sum(sizes) * share)
+        # A large parameter may be a bucket by itself; in a backward its gradients count beside it.
+        return size if self._memory.train else max(size, max(sizes, default=0))
 
     def shares(self, region: int) -> bool:
         """Whether a region's parameters share buckets with those of equal blocks, and no other region reads any of the
         parameters that it saves."""
-        return self._share[region] > 1.0 and not self._sharing.get(region)
+        return self._share[region] > 1.0 and not self.readers.saves_shared(region)
 
     def divided(self, apart: Set[int]) -> Grouping:
         """The grouping where the regions `apart` are recomputed: those of them that otherwise share buckets (whole
@@ -119,16 +95,16 @@ class Grouping:
         if not apart:
             return self
         if apart not in self._divided:
-            found = self._divided[apart] = copy.copy(self)
-            found._forms = {}
-            found._group, found._share, found._read_bytes = list(self._group), list(self._share), list(self._read_bytes)
+            other = self._divided[apart] = copy.copy(self)
+            other._forms = {}
+            other._group, other._share, other._read_bytes = list(self._group), list(self._share), list(self._read_bytes)
             for region in range(len(self._group)):
-                stretch, together = self._stretch[region], self.together(region)
-                rest = [region] if region in apart else [one for one in together if one not in apart]
-                found._group[region] = stretch, rest[0]
-                if region in apart or len(rest) < len(together):
-                    found._share[region] = float(len(rest))
-                    found._read_bytes[region] = round(self._read_bytes[region] / self._share[region] * len(rest))
+                sharing = self.together(region)
+                left = [region] if region in apart else [i for i in sharing if i not in apart]
+                other._group[region] = self._stretch[region], left[0]
+                if region in apart or len(left) < len(sharing):
+                    other._share[region] = float(len(left))
+                    other._read_bytes[region] = round(self._read_bytes[region] / self._share[region] * len(left))
         return self._divided[apart]
 
     @cached_property
@@ -141,11 +117,11 @@ class Grouping:
     @property
     def regions(self) -> int:
         """The number of regions."""
-        return len(self._first)
+        return len(self._group)
 
     def region(self, node: fx.Node) -> int:
         """The number of the region that a node lies in."""
-        return bisect_right(self._first, self._position[node]) - 1
+        return self.readers.region(node)
 
     def group(self, node: fx.Node, segment: int) -> tuple[int, int]:
         """A key that is equal for nodes whose parameters may share buckets; in a recomputed `segment` (not -1) only
@@ -155,35 +131,15 @@ class Grouping:
 
     def shared(self, parameter: fx.Node) -> bool:
         """Whether several regions read a parameter."""
-        return len({self.region(user) for user in parameter.users if user.op != "output"}) > 1
+        return self.readers.shared(parameter)
 
     def share(self, region: int, other: int) -> bool:
         """Whether two regions both save the same parameter."""
-        return not self._sharing.get(region, set()).isdisjoint(self._sharing.get(other, ()))
+        return self.readers.share(region, other)
 
     def home(self, parameter: fx.Node) -> int:
         """The region whose buckets a parameter is in: the first that reads it."""
-        return self._home[parameter]
-
-    def last_reader(self, region: int) -> int:
-        """The position of a region's last op that saves a parameter for backward (without a backward: that reads one);
-        -1 if there is none."""
-        return self._last_reader[region]
-
-    def first_reader(self, region: int) -> int:
-        """The position of a region's first op that reads a weight: after its backward, all gradients of the region's
-        buckets exist. Vectors and frozen parameters count only if the region reads nothing else, because in many plans
-        their gradients do not move. Where the region begins, if it reads no parameter."""
-        _, found = self._first_reader.get(region, (True, self._first[region]))
-        return found
-
-    def weight_readers(self, region: int) -> list[fx.Node]:
-        """A region's ops that read a trained weight, in the order of the graph."""
-        return sorted(self._weight_readers.get(region, ()), key=self._position.__getitem__)
-
-    def reads(self, region: int) -> bool:
-        """Whether any of a region's ops saves a parameter for backward (without a backward: reads one)."""
-        return self._last_reader[region] >= 0
+        return self.readers.home(parameter)
 
     def read_bytes(self, region: int) -> int:
         """The bytes of one of a region's buckets that ops save, if nothing is sharded."""
@@ -212,15 +168,11 @@ class Grouping:
         of each."""
         taken = self.one_of_bucket(ref, wanted, 1)
         local = self._memory.local_bytes(ref, wanted) // tensor_of(ref).dtype.itemsize
-        return local / taken if taken and self.is_cut(self._home[ref.node]) else 1.0
+        return local / taken if taken and self.is_cut(self.home(ref.node)) else 1.0
 
     def is_alike(self, region: int, other: int) -> bool:
         """Whether two regions are in one stretch, and their buckets are shared by equally many blocks."""
         return (self._stretch[region], self._share[region]) == (self._stretch[other], self._share[other])
-
-    def reads_several(self, region: int) -> bool:
-        """Whether a region's ops save more than one parameter for backward (without a backward: read more than one)."""
-        return self._several[region]
 
     def before(self, region: int) -> int | None:
         """The last region before this one that does not share its buckets."""
@@ -232,7 +184,7 @@ class Grouping:
 
     def stretch(self, node: fx.Node) -> int:
         """The number of the stretch that a node lies in; for a parameter, of the one that reads it first."""
-        return self._stretch[self._home[node] if node in self._home else self.region(node)]
+        return self._stretch[self.home(node) if self._memory.is_parameter(node) else self.region(node)]
 
     def stretch_of(self, region: int) -> int:
         """The number of the stretch that a region's ops lie in."""
@@ -241,7 +193,7 @@ class Grouping:
     def bucket_of(self, parameter: fx.Node) -> tuple[float, float]:
         """The least part of a bucket's latency that a parameter is charged (1 if several regions read it); and the most
         bytes of one of its region's buckets, unless a parameter is larger."""
-        return self._parts.get(parameter, 1.0), self._sizes[self._home[parameter]]
+        return self._parts.get(parameter, 1.0), self._sizes[self.home(parameter)]
 
     def buckets(self, region: int) -> float:
         """How many buckets a region's parameters fill if all move in the same way: 1, or less if several blocks share
@@ -250,7 +202,7 @@ class Grouping:
 
     def in_one_block(self, parameter: fx.Node) -> bool:
         """Whether only one region reads a parameter, the one in which its node lies."""
-        return not self.shared(parameter) and self._home[parameter] == self.region(parameter)
+        return not self.shared(parameter) and self.home(parameter) == self.region(parameter)
 
     def is_tiny(self, ref: TensorRef, wanted: Layout) -> bool:
         """Whether a parameter that is not gathered is, as `wanted`, small enough to be reduced in one bucket with those
@@ -264,12 +216,12 @@ class Grouping:
 
     def form(self, ref: TensorRef) -> tuple[object, ...]:
         """A key that is equal for parameters whose conversions between equal layouts hold equally many bytes."""
-        found = self._forms.get(ref)
-        if found is None:
+        form = self._forms.get(ref)
+        if form is None:
             tensor, memory, node = tensor_of(ref), self._memory, ref.node
             kinds = tensor.dtype, memory.stored_dtype(node), memory.is_trainable(node), tensor.requires_grad
-            found = self._forms[ref] = (tuple(tensor.shape), *kinds, self._share_of(node))
-        return found
+            form = self._forms[ref] = (tuple(tensor.shape), *kinds, self._share_of(node))
+        return form
 
     def bucket_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
         """The bytes that this parameter and its counterparts have in one bucket, in all blocks that share the bucket.
@@ -279,14 +231,18 @@ class Grouping:
 
     def _share_of(self, parameter: fx.Node) -> float:
         """As `_share`, of a parameter: one that several regions read has no counterparts in other blocks."""
-        share = self._share[self._home[parameter]]
+        share = self._share[self.home(parameter)]
         return min(1.0, share) if self.shared(parameter) else share
 
     def one_of_bucket(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
         """As `bucket_bytes`, but of one block alone."""
-        return self._part_bytes(ref, wanted, itemsize, min(1.0, self._share[self._home[ref.node]]))
+        return self._part_bytes(ref, wanted, itemsize, min(1.0, self._share[self.home(ref.node)]))
 
     def _part_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int, share: float) -> int:
         tensor = tensor_of(ref)
         local = self._memory.local_bytes(ref, wanted) // tensor.dtype.itemsize
         return math.ceil(min(local * max(1.0, share), tensor.numel() * share)) * itemsize
+
+
+def _whole_bytes(parameter: fx.Node) -> int:
+    return tensor_of(TensorRef(parameter, 0)).nbytes

@@ -32,11 +32,11 @@ Phase = Literal["gathers", "again", "reductions"]
 
 def way_number(moves: Iterable[Move], mesh_shape: Sequence[int]) -> int:
     """A number that encodes the kinds and axes of some moves, in order; 0 if nothing is sent."""
-    found, base = 0, base_of(len(mesh_shape))
+    number, base = 0, base_of(len(mesh_shape))
     for move in moves:
         if mesh_shape[move.axis] > 1:
-            found = found * base + move_number(KINDS.index(move.kind), move.axis)
-    return found
+            number = number * base + move_number(KINDS.index(move.kind), move.axis)
+    return number
 
 
 def base_of(axes: int) -> int:
@@ -55,11 +55,11 @@ def moves_of(way: int, axes: int) -> list[tuple[CollectiveKind, int]]:
     >>> moves_of(way_number([Move("all_gather", 1, 8), Move("all_gather", 0, 16)], (2, 2)), 2)
     [('all_gather', 1), ('all_gather', 0)]
     """
-    found: list[tuple[CollectiveKind, int]] = []
+    moves: list[tuple[CollectiveKind, int]] = []
     while way:
         way, digit = divmod(way, base_of(axes))
-        found.append((KINDS[(digit - 1) % len(KINDS)], (digit - 1) // len(KINDS)))
-    return found[::-1]
+        moves.append((KINDS[(digit - 1) % len(KINDS)], (digit - 1) // len(KINDS)))
+    return moves[::-1]
 
 
 class BucketLatency:
@@ -68,48 +68,53 @@ class BucketLatency:
     def __init__(self, conversions: Sequence[Conversion], grouping: Grouping, mesh_shape: Sequence[int]) -> None:
         self.grouping, self.mesh_shape = grouping, mesh_shape
         self._in: defaultdict[int, list[Conversion]] = defaultdict(list)
-        for one in conversions:
-            if grouping.in_one_block(one.ref.node):
-                self._in[grouping.home(one.ref.node)].append(one)
+        for conversion in conversions:
+            if grouping.in_one_block(conversion.ref.node):
+                self._in[grouping.home(conversion.ref.node)].append(conversion)
         self._known: dict[tuple[int, Phase], dict[tuple[object, ...], float]] = {}
 
-    def missing(self, one: Conversion, phase: Phase) -> float:
+    def missing(self, conversion: Conversion, phase: Phase) -> float:
         """The part of a bucket's latency to add to a conversion's price, each time that it is charged in this phase.
         What its bucket lacks is divided evenly among the bucket's members."""
-        if not self.grouping.in_one_block(one.ref.node):
+        if not self.grouping.in_one_block(conversion.ref.node):
             return 0.0
-        key = self.grouping.home(one.ref.node), phase
+        key = self.grouping.home(conversion.ref.node), phase
         if key not in self._known:
             self._known[key] = self._shares(*key)
-        return self._known[key].get(_key(one), 0.0)
+        return self._known[key].get(_key(conversion), 0.0)
 
     def _shares(self, region: int, phase: Phase) -> dict[tuple[object, ...], float]:
         """`missing` for every conversion of a region that has some."""
         ways: defaultdict[int, list[Conversion]] = defaultdict(list)
-        for one in self._in[region]:
-            if (way := self._way(one, phase)) and self.grouping.calls(one.ref, one.wanted) < 1:
-                ways[way].append(one)
-        found = {}
+        for conversion in self._in[region]:
+            if (way := self._way(conversion, phase)) and self.grouping.calls(conversion.ref, conversion.wanted) < 1:
+                ways[way].append(conversion)
+        missing = {}
         for members in ways.values():
-            each = self._short(region, members, phase) / len(members)
-            for one in members:
-                found[_key(one)] = each / max(1, one.kept) if phase == "again" else each
-        return found
+            share = self._short(region, members, phase) / len(members)
+            for conversion in members:
+                missing[_key(conversion)] = share / max(1, conversion.kept) if phase == "again" else share
+        return missing
 
     def _short(self, region: int, members: Sequence[Conversion], phase: Phase) -> float:
         """The number of buckets that some conversions of a region need, less the parts that they are charged."""
-        calls = {(one.ref, one.wanted): self.grouping.calls(one.ref, one.wanted) for one in members}
+        calls = {(member.ref, member.wanted): self.grouping.calls(member.ref, member.wanted) for member in members}
         paid = sum(calls.values())
         if phase == "again":  # charged for each use that saves the parameter
-            paid = sum(one.saved * calls[one.ref, one.wanted] for one in members)
-        asks = any(self._way(one, "gathers") or not self.grouping.is_tiny(one.ref, one.wanted) for one in members)
+            paid = sum(member.saved * calls[member.ref, member.wanted] for member in members)
+        asks = any(
+            self._way(member, "gathers") or not self.grouping.is_tiny(member.ref, member.wanted) for member in members
+        )
         return max(0.0, self.grouping.buckets(region) - paid) if asks else 0.0
 
-    def _way(self, one: Conversion, phase: Phase) -> int:
+    def _way(self, conversion: Conversion, phase: Phase) -> int:
         """The way in which a conversion moves in a phase, 0 if it does not."""
-        runs = {"gathers": True, "again": one.regather and bool(one.saved), "reductions": one.enters}[phase]
-        return way_number(one.backward if phase == "reductions" else one.forward, self.mesh_shape) if runs else 0
+        if phase == "reductions":
+            moves = conversion.backward if conversion.enters else []
+        else:
+            moves = conversion.forward if phase == "gathers" or (conversion.regather and conversion.saved) else []
+        return way_number(moves, self.mesh_shape)
 
 
-def _key(one: Conversion) -> tuple[object, ...]:
-    return one.ref, one.wanted, one.segment
+def _key(conversion: Conversion) -> tuple[object, ...]:
+    return conversion.ref, conversion.wanted, conversion.segment

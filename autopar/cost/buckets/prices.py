@@ -46,28 +46,31 @@ class BucketPrices:
 
     def of(self, members: Sequence[Conversion], phase: Phase) -> list[Priced]:
         """The priced collectives of a bucket, one for each move of its members."""
-        stands = [self.plan.stands_for(one.ref.node) if self.plan else one.ref.node for one in members]
-        alike = (phase, *((node, one.wanted, one.segment >= 0) for node, one in zip(stands, members, strict=True)))
+        nodes = [self.plan.stands_for(member.ref.node) if self.plan else member.ref.node for member in members]
+        layouts = [(member.wanted, member.segment >= 0) for member in members]
+        alike = (phase, *zip(nodes, layouts, strict=True))
         if alike not in self._told:
             self._told[alike] = self._priced(members, phase)
         return self._told[alike]
 
     def _priced(self, members: Sequence[Conversion], phase: Phase) -> list[Priced]:
         """A member's price: its part of the collective, of the latency that is missing, and its copies."""
-        found = []
-        missing = [self.latency.missing(one, phase) for one in members]
-        for moves in zip(*(one.backward if phase == "reductions" else one.forward for one in members), strict=True):
+        priced = []
+        missing = [self.latency.missing(member, phase) for member in members]
+        moves_of = [member.backward if phase == "reductions" else member.forward for member in members]
+        for moves in zip(*moves_of, strict=True):
             kind, axis = moves[0].kind, self.cluster.axes[moves[0].axis]
             latency = least_latency(kind, axis)
             sizes, prices = [], []
-            for move, one, more in zip(moves, members, missing, strict=True):
-                size = move.elements * self._dtype(one, phase).itemsize
-                seconds = member_seconds(kind, size, self.grouping.calls(one.ref, one.wanted), axis) + more * latency
+            for move, member, missing_part in zip(moves, members, missing, strict=True):
+                size = move.elements * self._dtype(member, phase).itemsize
+                calls = self.grouping.calls(member.ref, member.wanted)
+                seconds = member_seconds(kind, size, calls, axis) + missing_part * latency
                 seconds += copies_seconds(kind, size, axis, self.cluster.device)
                 sizes.append(size)
-                prices.append((seconds, self.grouping.stretch(one.ref.node)))
-            found.append(Priced(kind, moves[0].axis, sum(sizes), prices))
-        return found
+                prices.append((seconds, self.grouping.stretch(member.ref.node)))
+            priced.append(Priced(kind, moves[0].axis, sum(sizes), prices))
+        return priced
 
-    def _dtype(self, one: Conversion, phase: Phase) -> torch.dtype:
-        return self.dtypes[one.ref.node] if phase == "reductions" else tensor_of(one.ref).dtype
+    def _dtype(self, member: Conversion, phase: Phase) -> torch.dtype:
+        return self.dtypes[member.ref.node] if phase == "reductions" else tensor_of(member.ref).dtype

@@ -42,23 +42,23 @@ class Reduction(Protocol):
         """Whether another one follows, or the running one holds more memory than its result."""
 
 
-Some = TypeVar("Some", bound=Reduction)
+Flight = TypeVar("Flight", bound=Reduction)
 
 
-def due(flights: Sequence[Some], handed_bytes: int) -> Iterator[Some]:
+def due(flights: Sequence[Flight], handed_bytes: int) -> Iterator[Flight]:
     """The buckets in `flights`, oldest first, that a bucket of `handed_bytes` waits for before it begins.
 
     A lazy iterator: the caller waits for the running collective of each one, and begins the one that follows, before it
     asks for the next.
     """
-    beside = [one for one in flights if one.holds_more and one.handed_bytes < SMALL * handed_bytes]
-    last = [one for one in beside if one.launched > 1 and not one.goes_on]
-    for one in beside:
-        if one.launched == 1 or one.goes_on:
-            yield one
-    held = sum(one.under_way_bytes for one in beside if one.holds_more)
-    for one in last:
-        if held <= handed_bytes // HELD:
+    beside = [flight for flight in flights if flight.holds_more and flight.handed_bytes < SMALL * handed_bytes]
+    last = [flight for flight in beside if flight.launched > 1 and not flight.goes_on]
+    for flight in beside:
+        if flight.launched == 1 or flight.goes_on:
+            yield flight
+    held_bytes = sum(flight.under_way_bytes for flight in beside if flight.holds_more)
+    for flight in last:
+        if held_bytes <= handed_bytes // HELD:
             return
-        held -= one.under_way_bytes
-        yield one
+        held_bytes -= flight.under_way_bytes
+        yield flight

@@ -20,19 +20,19 @@ def joined(alike: Mapping[tuple[Any, ...], list[Conversion]], memory: StepMemory
     """The groups of conversions, with those joined that are tiny, not gathered, outside segments, and in neighbouring
     blocks of one stretch. The keys of `alike` begin with (stretch, block)."""
 
-    def size(some: Iterable[Conversion]) -> int:
-        return sum(memory.local_bytes(one.ref, one.wanted) for one in some)
+    def size(members: Iterable[Conversion]) -> int:
+        return sum(memory.local_bytes(member.ref, member.wanted) for member in members)
 
-    most = TINY_PART * memory.bucket_bytes
-    found: list[list[Conversion]] = []
+    most_bytes = TINY_PART * memory.bucket_bytes
+    groups: list[list[Conversion]] = []
     begun: dict[tuple[Any, ...], list[Conversion]] = {}
-    for ((stretch, _), *others), members in alike.items():
-        key = (stretch, *others)
-        if members[0].forward or members[0].segment >= 0 or size(members) > most:
-            found.append(members)
-        elif key in begun and size(begun[key]) + size(members) <= most:
+    for ((stretch, _), *way), members in alike.items():
+        key = (stretch, *way)
+        if members[0].forward or members[0].segment >= 0 or size(members) > most_bytes:
+            groups.append(members)
+        elif key in begun and size(begun[key]) + size(members) <= most_bytes:
             begun[key] += members
         else:
             begun[key] = list(members)
-            found.append(begun[key])
-    return found
+            groups.append(begun[key])
+    return groups

@@ -56,10 +56,10 @@ def backward_transfers(grouping: Grouping, region: int, divided: str | None = No
     left = (("left_behind", after),) if after is not None else ()
     if goes_on and divided is not None:
         left = (*left, (divided, region + 1))
-    while after is not None and not grouping.reads(after):
+    while after is not None and not grouping.readers.any(after):
         after = grouping.after(after)
     called, alike = _ahead(grouping, after, read=True) if after is not None else ((), False)
-    if not grouping.reads(region):
+    if not grouping.readers.any(region):
         return {
             Phase.BEFORE: (*goes_on, *left, *called),
             Phase.REDUCING: (*goes_on, ("reduction", region), *called),
@@ -95,7 +95,7 @@ def begun_ahead(
     here, queue = Gather(region, 1, grouping.read_bytes(region)), list[Gather]()
     next_region = further(region)
     while next_region is not None and len(queue) < _FAR:
-        if grouping.reads(next_region):
+        if grouping.readers.any(next_region):
             queue.append(Gather(next_region, 1, grouping.read_bytes(next_region)))
         next_region = further(next_region)
     arriving = [gather.region for gather, _ in due_ahead(here, queue, 1, read=read)]

@@ -24,7 +24,7 @@ from autopar.cost.buckets.size import BUCKET_BYTES
 from autopar.cost.memory.cuts import SUMMANDS, Cuts, in_storage
 from autopar.cost.memory.states import state_bytes
 from autopar.cost.memory.weights import named_once, unread_bytes
-from autopar.cost.structure.found import Found
+from autopar.cost.structure.memo import Memo
 from autopar.graph import COST, TensorRef, given_dtype, is_cast_input, output_tensors, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.precision import Precision
@@ -130,7 +130,7 @@ class StepMemory:
     @cached_property
     def inputs(self) -> dict[fx.Node, list[TensorRef]]:
         """The tensors that each node reads, one entry per occurrence; found when first asked for."""
-        return Found(tensor_inputs)
+        return Memo(tensor_inputs)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -154,10 +154,10 @@ class StepMemory:
     def parameter_bytes(self, node: fx.Node, storage: Layout) -> dict[str, int]:
         """Bytes by part that a parameter takes throughout: itself, its master copy and the optimizer's state."""
         key = tensor_of(TensorRef(node, 0)).shape, self.stored_dtype(node), self.is_trainable(node), storage
-        found = self._parameter_bytes.get(key)
-        if found is None:
-            found = self._parameter_bytes[key] = self._bytes_of_parameter(*key)
-        return found
+        parts = self._parameter_bytes.get(key)
+        if parts is None:
+            parts = self._parameter_bytes[key] = self._bytes_of_parameter(*key)
+        return parts
 
     @cached_property
     def _parameter_bytes(self) -> dict[tuple[object, ...], dict[str, int]]:
@@ -199,7 +199,7 @@ class StepMemory:
     @cached_property
     def roots(self) -> dict[TensorRef, TensorRef]:
         """The tensor whose storage each tensor shares; views of parameters count as their own."""
-        return Found(self._root)
+        return Memo(self._root)
 
     def _root(self, ref: TensorRef) -> TensorRef:
         while True:
@@ -234,13 +234,13 @@ class StepMemory:
 
     def copy(self, ref: TensorRef, layout: Layout) -> Copy:
         """The storage that holds `ref` in `layout`: equal for views that cut the storage alike, in whichever dims."""
-        found = self._copies.get((ref, layout))
-        if found is None:
+        copy = self._copies.get((ref, layout))
+        if copy is None:
             tensor, root = tensor_of(ref), self.roots[ref]
             is_view = tensor_of(root).nbytes <= self.local_bytes(ref, layout)
             stored = in_storage(tensor, self.cuts(layout), self.mesh_shape, is_view=is_view)
-            found = self._copies[ref, layout] = root, stored
-        return found
+            copy = self._copies[ref, layout] = root, stored
+        return copy
 
     @cached_property
     def _copies(self) -> dict[tuple[TensorRef, Layout], Copy]:
@@ -252,34 +252,34 @@ class StepMemory:
         if not cuts and root.node.op in ("placeholder", "get_attr") and not is_cast_input(root.node):
             return 0
         tensor = tensor_of(root)
-        kept, whole = tensor.numel(), 1
-        for axis, (piece, before) in (cut for cut in cuts if cut[1] != SUMMANDS):
-            kept, whole = (kept * piece, whole * before) if before else (kept, whole * self.mesh_shape[axis])
-        return -(-kept // whole) * tensor.dtype.itemsize
+        elements, divisor = tensor.numel(), 1
+        for axis, (piece, uncut) in (cut for cut in cuts if cut[1] != SUMMANDS):
+            elements, divisor = elements * (piece if uncut else 1), divisor * (uncut or self.mesh_shape[axis])
+        return -(-elements // divisor) * tensor.dtype.itemsize
 
     @cached_property
     def saved_roots(self) -> frozenset[TensorRef]:
         """The storages of which some node keeps a copy; those of a fold's unseen blocks are left out, as the fold's
         model stands for them."""
-        found: set[TensorRef] = set()
+        roots: set[TensorRef] = set()
         unseen = {position for fold in self.folds for position in fold.unseen}
         for node in (node for i, node in enumerate(self.graph.nodes) if i not in unseen):
             inputs, outputs, _ = self.saved(node)
             refs = self.inputs[node]
-            found.update(self.roots[refs[i]] for i in inputs)
-            found.update(self.roots[TensorRef(node, i)] for i in outputs)
-        return frozenset(found)
+            roots.update(self.roots[refs[i]] for i in inputs)
+            roots.update(self.roots[TensorRef(node, i)] for i in outputs)
+        return frozenset(roots)
 
     # -- bytes of tensors ---------------------------------------------------------------------------------------------
 
     def local_bytes(self, ref: TensorRef, layout: Layout) -> int:
         """Bytes of one device's part of a tensor."""
-        found = self._local_bytes.get((ref, layout))
-        if found is None:
+        local = self._local_bytes.get((ref, layout))
+        if local is None:
             tensor = tensor_of(ref)
-            found = math.prod(layout.local_shape(tuple(tensor.shape), self.mesh_shape)) * tensor.dtype.itemsize
-            self._local_bytes[ref, layout] = found
-        return found
+            local = math.prod(layout.local_shape(tuple(tensor.shape), self.mesh_shape)) * tensor.dtype.itemsize
+            self._local_bytes[ref, layout] = local
+        return local
 
     @cached_property
     def _local_bytes(self) -> dict[tuple[TensorRef, Layout], int]:
@@ -295,5 +295,5 @@ class StepMemory:
         (`copy_bytes`)."""
         if len(output_tensors(node)) != 1:
             return 0
-        read, as_read = tensor_of(TensorRef(node, 0)).dtype, self.local_bytes(TensorRef(node, 0), layout)
-        return as_read // read.itemsize * given_dtype(node).itemsize
+        ref = TensorRef(node, 0)
+        return self.local_bytes(ref, layout) // tensor_of(ref).dtype.itemsize * given_dtype(node).itemsize

@@ -19,10 +19,10 @@ def forward_transfers(grouping: Grouping, region: int) -> dict[Phase, Terms]:
     that is nothing if the bucket is a single parameter.
     """
     group = grouping.together(region)
-    if not any(grouping.reads(other) for other in group):
+    if not any(grouping.readers.any(other) for other in group):
         return {Phase.BEFORE: _called(grouping, group.start)}
     begins, cut = region == group.start, grouping.is_cut(region)
-    rest = (("gathered", region),) if grouping.reads_several(region) else ()
+    rest = (("gathered", region),) if grouping.readers.several(region) else ()
     further = rest if cut else tuple(("gathered", other) for other in group if other > region)
     since = (*further, *_ahead(grouping, group.start, read=True))
     phases = {Phase.SINCE: since, Phase.BEFORE: _called(grouping, group.start) if begins else since}
@@ -35,7 +35,7 @@ def forward_transfers(grouping: Grouping, region: int) -> dict[Phase, Terms]:
 def _called(grouping: Grouping, region: int) -> Terms:
     """What the buckets before a region's have begun to gather ahead."""
     before = grouping.before(region)
-    while before is not None and not grouping.reads(before):
+    while before is not None and not grouping.readers.any(before):
         before = grouping.before(before)
     return _ahead(grouping, grouping.together(before).start, read=True) if before is not None else ()
 

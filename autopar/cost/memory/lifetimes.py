@@ -98,13 +98,13 @@ class Lifetimes:
         """The last reader of a parameter, from which its first gradient comes."""
         return max(parameter.users, key=self.position.__getitem__, default=None)
 
-    def waiting(self, parameter: fx.Node, one: TransferBytes) -> tuple[int, int]:
+    def waiting(self, parameter: fx.Node, transfer: TransferBytes) -> tuple[int, int]:
         """Bytes of a parameter's gradient that wait for its bucket from the op on that gives its first part, and bytes
         that are there at that op alone. If several ops read the parameter, each adds its part to the sum, which may be
         what earlier micro-batches left: then all is there at the op alone."""
         several = sum(map(in_segment, parameter.users)) > 1
-        adds = several and self.memory.micro_batches > 1 and one.reduction > 0
-        return (0, one.waiting) if adds else (one.waiting, one.cast)
+        adds = several and self.memory.micro_batches > 1 and transfer.reduction > 0
+        return (0, transfer.waiting) if adds else (transfer.waiting, transfer.cast)
 
     def points(self, node: fx.Node) -> tuple[Point, ...]:
         """The points of one op; none of placeholders and parameters. The output is a point too: in a step only for the
@@ -213,7 +213,7 @@ class Lifetimes:
         self._returned = {roots[ref] for ref in returned}
         if not self.memory.train:
             last.update(dict.fromkeys(self._returned, never))
-        found: dict[fx.Node, Point] = {}
+        points: dict[fx.Node, Point] = {}
         live: dict[TensorRef, None] = {}
         for node in self._nodes:
             at = self.position[node]
@@ -226,12 +226,12 @@ class Lifetimes:
             live = {r: None for r in live if last[r] >= at and self._first_saver.get(r, never) > at}
             own = {roots[ref] for ref in self._inputs(node)}
             passing = tuple(r for r in live if r not in own)
-            found[node] = Point(node, False, passing, view=memory.train if over else self._is_view(node))
+            points[node] = Point(node, False, passing, view=memory.train if over else self._is_view(node))
             for index in range(len(output_tensors(node))):
                 root = roots[TensorRef(node, index)]
                 if root.node is node and last.get(root, at) > at:
                     live[root] = None
-        return found
+        return points
 
     def _is_view(self, node: fx.Node) -> bool:
         cost = node.meta.get(COST)
@@ -241,7 +241,7 @@ class Lifetimes:
 
     def _backward_points(self) -> dict[fx.Node, Point]:
         memory = self.memory
-        found: dict[fx.Node, Point] = {}
+        points: dict[fx.Node, Point] = {}
         live = GradientStorages(memory, {node: self._inputs(node) for node in self._nodes})
         for node in reversed(self._nodes):
             if node in self._ends:
@@ -259,22 +259,22 @@ class Lifetimes:
             if not view or self._is_view(node):
                 left = set(live.storages)
                 over = tuple(r for r in passing if r not in left)
-                found[node] = Point(node, True, passing, tuple(made), over, view, awaited, apart)
+                points[node] = Point(node, True, passing, tuple(made), over, view, awaited, apart)
             live.name()
-        return found
+        return points
 
     def _made(self, node: fx.Node, live: GradientStorages) -> list[int]:
         """The inputs for whose gradients an op makes a tensor, rather than passing on its output's; a parameter counts
         only if it has a gradient already, to which this one is added."""
         alias = node.meta[COST].gradient_alias_of if COST in node.meta else ()
-        found = []
+        made = []
         for j, ref in enumerate(self._inputs(node)):
             source = alias[j] if j < len(alias) else None
             shared = source is not None and TensorRef(node, source) in live
             first = self.memory.is_parameter(ref.node) and not self._used_after(ref.node, node)
             if needs_grad(self.memory, ref) and not shared and not first:
-                found.append(j)
-        return found
+                made.append(j)
+        return made
 
     def _works_backward(self, node: fx.Node) -> bool:
         cost = node.meta.get(COST)

@@ -85,11 +85,11 @@ class _Step:
     def moments(self) -> tuple[Moment, ...]:
         moments = []
         kept: set[Copy] = set()  # storages of the regions before
-        held: Counter[str] = Counter()
+        kept_parts: Counter[str] = Counter()
         part = self.grouping.forward
         forward = TrainingForward(self.plan, part) if part is not None else None
         for i, row in enumerate(self.plan.rows):
-            live = self.always + held + self.gradients.accumulated
+            live = self.always + kept_parts + self.gradients.accumulated
             inputs = self.plan.segment_inputs(i)
             self._add(live, inputs, kept)
             name = stretch_name(self.plan.nodes[row.first : row.last + 1])
@@ -102,10 +102,10 @@ class _Step:
             live["inputs and outputs"] += sum(self.returned[i + 1 :]) + self.plan.returned.beside_replay(i)
             peak, keeps = self._region(i, inputs, kept)
             moments.append(Moment(f"backward of {name}", peak.over(live)))
-            held.update(keeps.parts)
+            kept_parts.update(keeps.parts)
             kept |= keeps.copies
             for copy, size in self.plan.returned.since_forward(i, keeps.copies).items():
-                held["inputs and outputs"] += size if copy not in kept else 0
+                kept_parts["inputs and outputs"] += size if copy not in kept else 0
                 kept.add(copy)
         return (*moments, self._optimizer_step())
 
@@ -139,22 +139,22 @@ class _Step:
         return peak, _Kept(keeps.parts, frozenset(self.plan.as_in(keeps.copies, model, i)))
 
     def _keeps(self, i: int, inputs: set[Copy], kept: set[Copy]) -> _Kept:
-        held: Counter[str] = Counter()
+        parts: Counter[str] = Counter()
         new: set[Copy] = set()
         if i in self.plan.recomputed:
-            self._add(held, inputs, kept)
-            return _Kept(held, frozenset(inputs))
+            self._add(parts, inputs, kept)
+            return _Kept(parts, frozenset(inputs))
         parameters: dict[ParameterCopy, int] = {}
         for node in self.plan.members[i]:
             segment = self.plan.segment_of.get(node)
             copies = self.plan.inner_inputs(segment) if segment is not None else self.plan.copies(node)
             if segment is None:
-                held["activations"] += self.plan.beside(node)
+                parts["activations"] += self.plan.beside(node)
                 parameters.update(self.plan.kept_parameters(node))
-            self._add(held, copies - new, kept)
+            self._add(parts, copies - new, kept)
             new |= copies
-        held["gathered parameters"] += sum(parameters.values())
-        return _Kept(held, frozenset(new))
+        parts["gathered parameters"] += sum(parameters.values())
+        return _Kept(parts, frozenset(new))
 
     def _fullest(self, i: int, kept: set[Copy]) -> _Peak:
         """The largest point of a region; `kept`: storages that the regions before keep."""
@@ -162,21 +162,25 @@ class _Step:
         grows = growth.parts
         grows["gradients"] = sum(self.gradients.waiting[node] for node in self.plan.members[i])
         in_flight = self.transfers.in_flight(i)
-        most, best = self._reducing(i, kept)
+        most_bytes, peak = self._reducing(i, kept)
         for node in self.plan.members[i]:
             growth.begin(node)
             growth.keep(node)
-            held = growth.yet_to_keep()
+            yet_to_keep = growth.yet_to_keep()
             for phase, size in self._at(node, i, in_flight):
                 yet_to_give = self.gradients.waiting[node] if phase is Phase.LANDING else 0
-                total = grows.total() - yet_to_give + in_flight[phase] + size + held
-                if total > most:
+                total = grows.total() - yet_to_give + in_flight[phase] + size + yet_to_keep
+                if total > most_bytes:
                     own = "logits and loss" if self.lifetimes.after_parameters(node) else "workspace"
-                    passing = (("communication buffers", in_flight[phase]), (own, size), ("inputs and outputs", held))
-                    most = total
-                    best = _Peak(grows - Counter({"gradients": yet_to_give}), passing)
+                    passing = (
+                        ("communication buffers", in_flight[phase]),
+                        (own, size),
+                        ("inputs and outputs", yet_to_keep),
+                    )
+                    most_bytes = total
+                    peak = _Peak(grows - Counter({"gradients": yet_to_give}), passing)
             grows["gradients"] -= self.gradients.waiting[node]
-        return best
+        return peak
 
     def _add(self, parts: Counter[str], copies: set[Copy], kept: set[Copy]) -> None:
         parts["activations"] += sum(self.memory.copy_bytes(copy) for copy in copies - kept)
@@ -200,7 +204,7 @@ class _Step:
 
     def _at(self, node: fx.Node, i: int, in_flight: Mapping[Phase, int]) -> Iterator[tuple[Phase, int]]:
         """The points of an op of a region: the phase of each, and what lives at it alone."""
-        behind = self.grouping.last_reader(i) - self.lifetimes.position[node]
+        behind = self.grouping.readers.last(i) - self.lifetimes.position[node]
         for point in self.lifetimes.points(node):
             if behind == 0 and point.backward and Phase.LANDING in in_flight:
                 yield Phase.LANDING, self.plan.momentary.passing_bytes(point)

@@ -220,11 +220,11 @@ class PlannedBytes:
     def first_reduced(self, i: int) -> int:
         """The position of a region's first op that reads a weight whose gradient moves: after its backward, the
         region's bucket is reduced."""
-        for node in (node for node in self.grouping.weight_readers(i) if node in self.chosen):
+        for node in (node for node in self.grouping.readers.of_weights(i) if node in self.chosen):
             trained = [read for read in self._parameters_read(node) if self.memory.is_trainable(read[1].node)]
             if any(self.transfer(ref, wanted).reduction for _, ref, wanted in trained):
                 return self.memory.lifetimes.position[node]
-        return self.grouping.first_reader(i)
+        return self.grouping.readers.first(i)
 
     def last_use(self, parameter: fx.Node) -> tuple[fx.Node, TransferBytes] | None:
         """The op that gives a parameter's first gradient, and the transfers for it; None if no op does."""

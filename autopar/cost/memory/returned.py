@@ -9,7 +9,7 @@ outside the segment keeps it. A replay also saves again what backward never reac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -20,6 +20,7 @@ from autopar.graph import TensorRef
 from autopar.plans import Segment
 
 if TYPE_CHECKING:
+    from autopar.layout import Layout
     from autopar.strategies.strategy import Strategy
 
 
@@ -45,18 +46,18 @@ class Returned:
         self._whole: dict[int, int] = {}
         self._inner: dict[Segment, int] = {}
         self._segment_of, savings = segment_of, memory.savings
-        held: dict[Copy, int] = {}
+        copies: dict[Copy, int] = {}  # all that the caller holds
         for node in memory.graph.nodes:
             if node not in chosen or (node.op != "output" and node not in savings.holding):
                 continue
-            copies = savings.held_copies(node, chosen[node])
-            beside = kept_bytes(node, chosen[node], memory.mesh_shape, savings.held(node)[2])
-            held.update(copies)
-            _add(self.always, region_of[node], beside)
+            copies_of_node = savings.held_copies(node, chosen[node])
+            internal = kept_bytes(node, chosen[node], memory.mesh_shape, savings.held(node)[2])
+            copies.update(copies_of_node)
+            _add(self.always, region_of[node], internal)
             if node in segment_of:
-                _add(self._left, region_of[node], sum(copies.values()) + beside)
-        kept = _kept(memory, chosen, {root for root, _ in held}) if held else set()
-        for copy, size in held.items():
+                _add(self._left, region_of[node], sum(copies_of_node.values()) + internal)
+        kept = _kept(memory, chosen, {root for root, _ in copies}) if copies else set()
+        for copy, size in copies.items():
             maker = copy[0].node
             if copy in kept:
                 self._add(region_of[maker], segment_of.get(maker), copy, size)
@@ -89,12 +90,12 @@ class Returned:
     def not_among(self, kept: Collection[Copy], region: int, segment: Segment | None) -> int:
         """Bytes that the caller holds of a region, which are not `kept` and count nowhere else while `segment`, if any,
         is replayed."""
-        found = 0
+        held_bytes = 0
         for copy, size in self._kept.get(region, {}).items():
-            own = self._segment_of.get(copy[0].node)
-            beside = own is not None and (not own.inner or own == segment)
-            found += size if copy not in kept and not beside else 0
-        return found
+            makers_segment = self._segment_of.get(copy[0].node)
+            beside_replay = makers_segment is not None and (not makers_segment.inner or makers_segment == segment)
+            held_bytes += size if copy not in kept and not beside_replay else 0
+        return held_bytes
 
     def since_forward(self, region: int, kept: Collection[Copy]) -> dict[Copy, int]:
         """By copy, bytes that the caller holds from a region's forward on whose storage the region's ops do not keep
@@ -105,16 +106,15 @@ class Returned:
 
 def _kept(memory: StepMemory, chosen: Mapping[fx.Node, Strategy], roots: Collection[TensorRef]) -> set[Copy]:
     """The copies of these storages that ops keep for backward."""
-    found: set[Copy] = set()
+    copies: set[Copy] = set()
     for node, strategy in chosen.items():
         inputs, outputs, _ = memory.saved(node)
-        refs: Iterable[tuple[TensorRef, int, bool]] = [(memory.inputs[node][j], j, True) for j in inputs]
-        for ref, j, is_input in [*refs, *((TensorRef(node, j), j, False) for j in outputs)]:
-            if memory.roots[ref] in roots:
-                found.add(memory.copy(ref, (strategy.inputs if is_input else strategy.outputs)[j]))
-    return found
+        saved: list[tuple[TensorRef, Layout]] = [(memory.inputs[node][j], strategy.inputs[j]) for j in inputs]
+        saved += [(TensorRef(node, j), strategy.outputs[j]) for j in outputs]
+        copies.update(memory.copy(ref, layout) for ref, layout in saved if memory.roots[ref] in roots)
+    return copies
 
 
-def _add(some: dict[int, int], region: int, size: int) -> None:
+def _add(bytes_by_region: dict[int, int], region: int, size: int) -> None:
     if size:
-        some[region] = some.get(region, 0) + size
+        bytes_by_region[region] = bytes_by_region.get(region, 0) + size

@@ -17,7 +17,7 @@ from torch import fx
 
 from autopar.cost.memory.formulas import Copy, StepMemory
 from autopar.cost.memory.random_workspace import also_saved
-from autopar.cost.structure.found import Found
+from autopar.cost.structure.memo import Memo
 from autopar.cost.traffic import gradient_enters, needs_grad
 from autopar.graph import COST, TensorRef, output_tensors
 
@@ -34,7 +34,7 @@ class Savings:
     def __init__(self, memory: StepMemory) -> None:
         self.memory = memory
         self.nodes = list(memory.graph.nodes)
-        self.kept: dict[fx.Node, Kept] = Found(self._kept)
+        self.kept: dict[fx.Node, Kept] = Memo(self._kept)
 
     def saved(self, node: fx.Node) -> Kept:
         """All that autograd saves for a node."""

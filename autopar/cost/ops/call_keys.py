@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autopar.cost.structure.found import Found
+from autopar.cost.structure.memo import Memo
 from autopar.fingerprints.frozen import PLAIN, frozen
 from autopar.graph import GRAD_MODE, VAL, TensorRef, input_nodes, is_getitem, resolve, target_name
 
@@ -47,32 +47,32 @@ class CallKinds:
         self._kinds: dict[Hashable, int] = {}  # by key
         self._forms: dict[Hashable, tuple[int, int]] = {}  # by `_written`: the numbers of form and kind
         self._numbers: dict[Hashable, int] = {}  # numbers of facts
-        self._facts: dict[fx.Node, int] = Found(self._number)
-        self._plain: dict[fx.Node, bool] = Found(_is_plain)
+        self._facts: dict[fx.Node, int] = Memo(self._number)
+        self._plain: dict[fx.Node, bool] = Memo(_is_plain)
 
     def of(self, node: fx.Node) -> tuple[int, int]:
         """The numbers of a call's form and kind."""
         written = self._written(node)
-        found = self._forms.get(written)
-        if found is None:
+        numbers = self._forms.get(written)
+        if numbers is None:
             key = call_key(node)
             if key not in self._kinds:
                 self._kinds[key] = next(_KINDS)
-            found = self._forms[written] = next(_KINDS), self._kinds[key]
-        return found
+            numbers = self._forms[written] = next(_KINDS), self._kinds[key]
+        return numbers
 
     def _written(self, node: fx.Node) -> Hashable:
         """A key for a call's form. It includes which inputs are the same tensor, if any node is read twice or yields
         several tensors."""
         facts = self._facts.__getitem__
-        found: list[Hashable] = [node.op, _frozen_target(node), facts(node), node.meta.get(GRAD_MODE, True)]
-        found += [facts(a) if isinstance(a, fx.Node) else frozen(a, facts) for a in node.args]
-        found += [(name, frozen(argument, facts)) for name, argument in node.kwargs.items()]
+        key: list[Hashable] = [node.op, _frozen_target(node), facts(node), node.meta.get(GRAD_MODE, True)]
+        key += [facts(a) if isinstance(a, fx.Node) else frozen(a, facts) for a in node.args]
+        key += [(name, frozen(argument, facts)) for name, argument in node.kwargs.items()]
         read = input_nodes(node)
         if len(set(read)) < len(read) or not all(map(self._plain.__getitem__, read)):
             first: dict[TensorRef, int] = {}
-            found += [tuple(first.setdefault(ref, len(first)) for ref in resolve(source)) for source in read]
-        return tuple(found)
+            key += [tuple(first.setdefault(ref, len(first)) for ref in resolve(source)) for source in read]
+        return tuple(key)
 
     def _number(self, node: fx.Node) -> int:
         return self._numbers.setdefault(_facts_of(node.meta.get(VAL)), len(self._numbers))

@@ -64,17 +64,17 @@ def regions(length: int, repeats: Sequence[Repeat]) -> tuple[Region, ...]:
     >>> [(r.first, r.last, r.repeat) for r in regions(9, [Repeat(2, 3, 2)])]
     [(0, 1, None), (2, 4, 0), (5, 7, 0), (8, 8, None)]
     """
-    found, at = [], 0
+    rows, at = [], 0
     for number, repeat in enumerate(repeats):
         if repeat.start > at:
-            found.append(Region(at, repeat.start - 1))
+            rows.append(Region(at, repeat.start - 1))
         for i in range(repeat.count):
             span = repeat.instance(i)
-            found.append(Region(span.start, span.stop - 1, number, i))
+            rows.append(Region(span.start, span.stop - 1, number, i))
         at = repeat.end
     if at < length:
-        found.append(Region(at, length - 1))
-    return tuple(found)
+        rows.append(Region(at, length - 1))
+    return tuple(rows)
 
 
 def find_repeats(graph: fx.Graph) -> tuple[Repeat, ...]:
@@ -87,8 +87,8 @@ def find_repeats(graph: fx.Graph) -> tuple[Repeat, ...]:
 def labels_of(nodes: Sequence[fx.Node]) -> list[int]:
     """A number for each node; the same for equal nodes (see the module's docstring)."""
     numbers: dict[Hashable, int] = {}
-    told: dict[int, Hashable] = {}
-    return [numbers.setdefault(_told(n, told), len(numbers)) for n in nodes]
+    label_of_kind: dict[int, Hashable] = {}
+    return [numbers.setdefault(_label_by_kind(n, label_of_kind), len(numbers)) for n in nodes]
 
 
 def repeats_under(
@@ -102,17 +102,14 @@ def repeats_under(
     alike = find_repeats(graph) if alike is None else tuple(alike)
     if not marks:
         return alike
-    nodes, found = list(graph.nodes), list[Repeat]()
+    nodes, repeats = list(graph.nodes), list[Repeat]()
     for repeat in alike:
-        told = [[marks.get(nodes[at]) for at in repeat.instance(i)] for i in range(repeat.count)]
-        begins = [i for i in range(repeat.count) if not i or told[i] != told[i - 1]]
+        marks_of = [[marks.get(nodes[at]) for at in repeat.instance(i)] for i in range(repeat.count)]
+        begins = [i for i in range(repeat.count) if not i or marks_of[i] != marks_of[i - 1]]
         parts = zip(begins, [*begins[1:], repeat.count], strict=True)
-        found += (
-            [Repeat(repeat.instance(i).start, repeat.period, end - i, repeat) for i, end in parts]
-            if len(begins) > 1
-            else [repeat]
-        )
-    return tuple(found)
+        cut = [Repeat(repeat.instance(i).start, repeat.period, end - i, repeat) for i, end in parts]
+        repeats += cut if len(begins) > 1 else [repeat]
+    return tuple(repeats)
 
 
 def unparted(repeats: Sequence[Repeat]) -> tuple[Repeat, ...]:
@@ -158,7 +155,7 @@ def _search(facts: _Facts, low: int, high: int) -> Iterator[Repeat]:
 
 def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
     """The repeat between `low` and `high` whose folding saves most nodes (`_gain`)."""
-    found: list[tuple[int, int, int, int]] = []  # (blocks, period, first, end) of each run of equal labels
+    runs: list[tuple[int, int, int, int]] = []  # (blocks, period, first, end) of each run of equal labels
     labels = facts.labels[low:high]
     for period in _periods(labels):
         equal = labels[:-period] == labels[period:]
@@ -166,9 +163,9 @@ def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
         for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             if end - first >= period:
                 count = (end - first) // period + 1
-                found.append((count, period, low + first, low + end + period))
+                runs.append((count, period, low + first, low + end + period))
     best: Repeat | None = None
-    for count, period, first, end in sorted(found, key=lambda f: (*_gain(f[0], f[1]), f[1], f[2])):
+    for count, period, first, end in sorted(runs, key=lambda f: (*_gain(f[0], f[1]), f[1], f[2])):
         if best is not None and _gain(best.count, best.period) <= _gain(count, period):
             break
         repeat = _cut(facts, period, first, end)  # may have fewer blocks, since their edges must be equal too
@@ -192,14 +189,13 @@ def _before(facts: _Facts, repeat: Repeat, low: int) -> list[Repeat]:
     start = repeat.start - repeat.period
     if start < low:
         return []
-
     here, block = (facts.nodes[at : at + repeat.period] for at in (start, repeat.start))
     if any(_label(a, gradients=False) != _label(b, gradients=False) for a, b in zip(here, block, strict=True)):
         return []
-    needs, others = ([t.requires_grad for node in some for t in _made(node)] for some in (here, block))
-    less = needs != others and all(other or not one for one, other in zip(needs, others, strict=True))
-    found = less and any(needs) and _checked(facts, start, repeat.period, 2) == 2
-    return [Repeat(start, repeat.period, 1)] if found else []
+    needs, block_needs = ([t.requires_grad for node in nodes for t in _made(node)] for nodes in (here, block))
+    fewer = needs != block_needs and all(there or not own for own, there in zip(needs, block_needs, strict=True))
+    is_equal = fewer and any(needs) and _checked(facts, start, repeat.period, 2) == 2
+    return [Repeat(start, repeat.period, 1)] if is_equal else []
 
 
 def _made(node: fx.Node) -> list[torch.Tensor]:
@@ -262,14 +258,14 @@ def _common(a: Sequence[object], b: Sequence[object]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _told(node: fx.Node, told: dict[int, Hashable]) -> Hashable:
+def _label_by_kind(node: fx.Node, label_of_kind: dict[int, Hashable]) -> Hashable:
     """The label of a node, computed once for all calls of one kind (`KIND`)."""
     kind = node.meta.get(KIND)
     if kind is None:
         return _label(node)
-    if kind not in told:
-        told[kind] = _label(node)
-    return told[kind]
+    if kind not in label_of_kind:
+        label_of_kind[kind] = _label(node)
+    return label_of_kind[kind]
 
 
 def _label(node: fx.Node, *, gradients: bool = True) -> Hashable:

@@ -30,9 +30,9 @@ def layers_of(nodes: Sequence[fx.Node]) -> list[Layer]:
     """The layers of a block; the whole block as one, if it has no two."""
     inside = _modules(nodes)
     by_type: dict[str, list[Layer]] = {}
-    for (_, kind), mine in inside.items():
-        by_type.setdefault(kind, []).append(mine)
-    layers = max(by_type.values(), key=lambda some: sum(map(len, some)), default=[])
+    for (_, kind), offsets in inside.items():
+        by_type.setdefault(kind, []).append(offsets)
+    layers = max(by_type.values(), key=lambda layers_of_type: sum(map(len, layers_of_type)), default=[])
     whole: list[Layer] = [range(len(nodes))]
     if len(layers) < 2 or sum(map(len, layers)) < (1 - _MOST_APART) * len(nodes):
         return whole
@@ -40,17 +40,19 @@ def layers_of(nodes: Sequence[fx.Node]) -> list[Layer]:
     return layers if all(handed_on[layer[-1] + 1] <= handed_on[len(nodes)] for layer in layers) else whole
 
 
-def pairs(one: Sequence[Hashable], other: Sequence[Hashable], *, nearly_all: bool = False) -> Iterator[tuple[int, int]]:
+def pairs(
+    first: Sequence[Hashable], second: Sequence[Hashable], *, nearly_all: bool = False
+) -> Iterator[tuple[int, int]]:
     """Corresponding nodes of two layers, each given as a sequence of keys that are equal for nodes which may
     correspond.
 
     `nearly_all`: yield nothing if more than `_MOST_APART` of the nodes have no counterpart.
     """
-    found = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
-    some = [match for match in found if match.size >= _SHORTEST]
-    if nearly_all and sum(match.size for match in some) < (1 - _MOST_APART) * max(len(one), len(other)):
+    matches = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+    long_matches = [match for match in matches if match.size >= _SHORTEST]
+    if nearly_all and sum(match.size for match in long_matches) < (1 - _MOST_APART) * max(len(first), len(second)):
         return
-    for match in some:
+    for match in long_matches:
         yield from zip(range(match.a, match.a + match.size), range(match.b, match.b + match.size), strict=True)
 
 

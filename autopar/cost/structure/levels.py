@@ -51,10 +51,10 @@ class Levels:
         """The segment of a level that contains a node, if any."""
         return next((span for span in self.spans(level) if span[0] <= offset <= span[1]), None)
 
-    def together(self, one: int, other: int) -> int:
+    def together(self, first: int, second: int) -> int:
         """The lowest level at which two nodes are in one segment."""
-        spans = ((level, self.holding(one, level)) for level in range(1, len(self) + 1))
-        return next(level for level, span in spans if span is not None and span[0] <= other <= span[1])
+        spans = ((level, self.holding(first, level)) for level in range(1, len(self) + 1))
+        return next(level for level, span in spans if span is not None and span[0] <= second <= span[1])
 
 
 class NoSegmentError(ValueError):
@@ -70,7 +70,7 @@ def levels_of(
     nodes: Sequence[fx.Node],
     seconds: Callable[[fx.Node], float],
     *,
-    most: int = MOST,
+    most_levels: int = MOST,
     forced: Sequence[Span] = (),
     free: Collection[int] | None = None,
     parted: Collection[int] = (),
@@ -95,8 +95,8 @@ def levels_of(
             )
     if free is not None:
         block.allow(free, parted)
-    found = _pruned(block, block.solutions(first, whole), max(0, most - bool(first)), first, whole)
-    return Levels(tuple(block.offsets(spans) for spans in ([first] if first else []) + found), len(nodes))
+    inner = _pruned(block, block.solutions(first, whole), max(0, most_levels - bool(first)), first, whole)
+    return Levels(tuple(block.offsets(spans) for spans in ([first] if first else []) + inner), len(nodes))
 
 
 class _Block:
@@ -107,7 +107,7 @@ class _Block:
         self.memory, self.nodes = memory, nodes
         self.ops = [i for i, node in enumerate(nodes) if in_segment(node) and output_tensors(node)]
         self.place = {nodes[offset]: i for i, offset in enumerate(self.ops)}
-        self.many = len(self.ops)
+        self.op_count = len(self.ops)
         self.freed = self._freed() - self._kept_besides()
         self.seconds = self._seconds(seconds)
         self.possible = self._possible()
@@ -116,76 +116,76 @@ class _Block:
         """The bytes that [a, b] frees of what its ops save: of storages that are made at a or later and read last at b
         or before, and internal bytes. Sums over all such places, by cumulative sums in both directions."""
         memory = self.memory
-        found = np.zeros((self.many, self.many + 1))
+        freed = np.zeros((self.op_count, self.op_count + 1))
         reads = self._reads()
         for root in memory.saved_roots:
             if root.node in self.place:
                 last = max([self.place[root.node], *reads.get(root, ())])
-                found[self.place[root.node], last] += tensor_of(root).nbytes
+                freed[self.place[root.node], last] += tensor_of(root).nbytes
         for node, i in self.place.items():
-            found[i, i] += memory.saved(node)[2]
-        return np.cumsum(np.cumsum(found[::-1], axis=0)[::-1], axis=1)[:, : self.many]
+            freed[i, i] += memory.saved(node)[2]
+        return np.cumsum(np.cumsum(freed[::-1], axis=0)[::-1], axis=1)[:, : self.op_count]
 
     def _kept_besides(self) -> Array:
         """The bytes that a stretch reads from before it and that nothing else would keep: recompute has to."""
         memory = self.memory
-        found = np.zeros((self.many, self.many))
+        kept = np.zeros((self.op_count, self.op_count))
         for root, places in self._reads().items():
             if root in memory.saved_roots or root.node.op in ("placeholder", "get_attr"):
                 continue
             made = self.place.get(root.node, -1)
-            for a in range(made + 1, self.many):
-                first = next((p for p in sorted(places) if p >= a), self.many)
-                if first < self.many:
-                    found[a, first] += tensor_of(root).nbytes
-        return np.cumsum(found, axis=1)
+            for a in range(made + 1, self.op_count):
+                first = next((p for p in sorted(places) if p >= a), self.op_count)
+                if first < self.op_count:
+                    kept[a, first] += tensor_of(root).nbytes
+        return np.cumsum(kept, axis=1)
 
     def _reads(self) -> dict[TensorRef, set[int]]:
-        """For each storage the places at which it is read; `many` stands for reads after the block."""
+        """For each storage the places at which it is read; `op_count` stands for reads after the block."""
         memory = self.memory
-        found: dict[TensorRef, set[int]] = {}
+        places: dict[TensorRef, set[int]] = {}
         inside = set(self.nodes)
         for node in self.nodes:
             for ref in memory.inputs[node] if node in self.place else ():
-                found.setdefault(memory.roots[ref], set()).add(self.place[node])
+                places.setdefault(memory.roots[ref], set()).add(self.place[node])
             for i in range(len(output_tensors(node))):
                 ref = TensorRef(node, i)
                 if any(user not in inside for user in node.users):
-                    found.setdefault(memory.roots[ref], set()).add(self.many)
-        return found
+                    places.setdefault(memory.roots[ref], set()).add(self.op_count)
+        return places
 
     def _seconds(self, seconds: Callable[[fx.Node], float]) -> Array:
         """The seconds of replaying [a, b], up to the last op that saves something."""
-        each = [seconds(self.nodes[offset]) for offset in self.ops]
-        before = np.concatenate([[0.0], np.cumsum(each)])
-        ends, end = np.zeros(self.many, dtype=np.int64), 0
+        of_ops = [seconds(self.nodes[offset]) for offset in self.ops]
+        before = np.concatenate([[0.0], np.cumsum(of_ops)])
+        ends, end = np.zeros(self.op_count, dtype=np.int64), 0
         for i, offset in enumerate(self.ops):
             if self.memory.saves(self.nodes[offset]):
                 end = i if saves_inputs_alone(self.nodes[offset]) else i + 1
             ends[i] = end
-        return np.maximum(0.0, before[ends][None, :] - before[: self.many, None])
+        return np.maximum(0.0, before[ends][None, :] - before[: self.op_count, None])
 
     def _possible(self) -> Array:
         """The stretches that can be segments: not the whole block; each parameter is read entirely inside or entirely
         outside; and a product is not separated from its split bias."""
-        found = np.triu(np.ones((self.many, self.many), dtype=bool))
-        found[0, self.many - 1] = False
+        possible = np.triu(np.ones((self.op_count, self.op_count), dtype=bool))
+        possible[0, self.op_count - 1] = False
         for node, place in self.place.items():
             product = node.meta.get(BIAS_OF)
             if product in self.place:  # product and addition may be merged into one op again
-                found[self.place[product] + 1 : place + 1, :] = False
-                found[:, self.place[product] : place] = False
-        begins, ends = np.arange(self.many)[:, None], np.arange(self.many)[None, :]
+                possible[self.place[product] + 1 : place + 1, :] = False
+                possible[:, self.place[product] : place] = False
+        begins, ends = np.arange(self.op_count)[:, None], np.arange(self.op_count)[None, :]
         parameters = {ref.node for node in self.place for ref in self.memory.inputs[node]}
         for parameter in filter(self.memory.is_parameter, parameters):
             readers = [self.place.get(user) for user in parameter.users]
-            mine = [place for place in readers if place is not None]
-            whole = (begins <= min(mine)) & (ends >= max(mine)) & (len(mine) == len(readers))
-            some = np.zeros_like(found)
-            for place in mine:
-                some |= (begins <= place) & (ends >= place)
-            found &= whole | ~some
-        return found
+            inside = [place for place in readers if place is not None]
+            whole = (begins <= min(inside)) & (ends >= max(inside)) & (len(inside) == len(readers))
+            any_inside = np.zeros_like(possible)
+            for place in inside:
+                any_inside |= (begins <= place) & (ends >= place)
+            possible &= whole | ~any_inside
+        return possible
 
     def allow(self, free: Collection[int], parted: Collection[int]) -> None:
         """Restrict the stretches to ops in `free`, and exclude those that contain all ops in `parted`, if it has
@@ -206,34 +206,34 @@ class _Block:
         rates = self.freed[useful] / np.maximum(self.seconds[useful], 1e-12)
         high, low = float(rates.max()), float(self.freed[0, -1] / max(self.seconds[0, -1], 1e-12))
         low = low if whole else float(rates.min()) * _BELOW
-        found: list[tuple[Span, ...]] = []
+        solutions: list[tuple[Span, ...]] = []
         before = first
         for rate in np.geomspace(max(high, low), low, _RATES):
             spans = self._best(float(rate), before)
             if spans != before and spans:
-                found.append(spans)
+                solutions.append(spans)
                 before = spans
-        return found
+        return solutions
 
     def _best(self, rate: float, inside: Sequence[Span]) -> tuple[Span, ...]:
         """The segments with the largest sum of bytes freed less rate times seconds, which contain those in `inside`."""
-        covered, cut = np.zeros(self.many, dtype=bool), np.zeros(self.many + 1, dtype=bool)
+        covered, cut = np.zeros(self.op_count, dtype=bool), np.zeros(self.op_count + 1, dtype=bool)
         for first, last in inside:
             covered[first : last + 1] = True
             cut[first + 1 : last + 1] = True
         values = np.where(self.possible, self.freed - rate * self.seconds, -np.inf)
         values[cut[:-1], :] = -np.inf
         values[:, cut[1:]] = -np.inf
-        best, start = np.full(self.many + 1, -np.inf), np.full(self.many + 1, -1)
+        best, start = np.full(self.op_count + 1, -np.inf), np.full(self.op_count + 1, -1)
         best[0] = 0.0
-        for j in range(1, self.many + 1):
+        for j in range(1, self.op_count + 1):
             if not covered[j - 1]:
                 best[j] = best[j - 1]
             sums = best[:j] + values[:j, j - 1]
             i = j - 1 - int(np.argmax(sums[::-1]))  # the shortest among equally good segments
             if sums[i] > best[j] and not np.isclose(sums[i], best[j], rtol=1e-9, atol=0.0):
                 best[j], start[j] = sums[i], i
-        spans, j = [], self.many
+        spans, j = [], self.op_count
         while j > 0:
             if start[j] >= 0:
                 spans.append((int(start[j]), j - 1))
@@ -256,19 +256,19 @@ class _Block:
 
 
 def _pruned(
-    block: _Block, found: list[tuple[Span, ...]], most: int, first: tuple[Span, ...] = (), whole: bool = True
+    block: _Block, solutions: list[tuple[Span, ...]], most_levels: int, first: tuple[Span, ...] = (), whole: bool = True
 ) -> list[tuple[Span, ...]]:
-    """At most `most` levels after the `first`: drops, one by one, the level that is closest to the line between its
+    """At most `most_levels` after the `first`: drops, one by one, the level that is closest to the line between its
     neighbours."""
-    points = [block.total(first), *map(block.total, found), *([block.whole] if whole else [])]
+    points = [block.total(first), *map(block.total, solutions), *([block.whole] if whole else [])]
     kept = list(range(len(points)))
     while len(kept) > 2:
         gains = [_below(points[a], points[b], points[c]) for a, b, c in zip(kept, kept[1:], kept[2:], strict=False)]
         least = min(range(len(gains)), key=gains.__getitem__)
-        if gains[least] > 0 and len(kept) - 1 - whole <= most:
+        if gains[least] > 0 and len(kept) - 1 - whole <= most_levels:
             break
         del kept[least + 1]
-    return [found[i - 1] for i in kept[1:] if i <= len(found)][-most:] if most else []
+    return [solutions[i - 1] for i in kept[1:] if i <= len(solutions)][-most_levels:] if most_levels else []
 
 
 def _below(before: tuple[float, float], point: tuple[float, float], after: tuple[float, float]) -> float:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Found(dict[Any, Any]):
+class Memo(dict[Any, Any]):
     """A dict that computes a missing entry by `find` and keeps it.
 
-    >>> squares = Found(lambda n: n * n)
+    >>> squares = Memo(lambda n: n * n)
     >>> squares[3], dict(squares)
     (9, {3: 9})
     """
@@ -19,5 +19,5 @@ class Found(dict[Any, Any]):
         self._find = find
 
     def __missing__(self, key: Any) -> Any:
-        found = self[key] = self._find(key)
-        return found
+        value = self[key] = self._find(key)
+        return value
