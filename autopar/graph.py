@@ -9,6 +9,7 @@ SCOPE          module stack, outermost first: ((path, type name), ...); () in th
 REGION         path of `torch.utils.checkpoint` region numbers; () outside
 PLACE          "file:line" in the user's code
 OF_DATA        present if the value is a number that depends on data, as that of `.item()`
+NO_VALUE       present if it is a buffer of a few integers on the meta device, whose value decides how a layer works
 EXAMPLE        of an input: the caller's example; its dtype may differ from VAL's, to which it is cast
 KNOWN          real value of a tensor computed from constants alone
 GRAD_MODE      whether grad mode was on
@@ -58,6 +59,7 @@ ROWS = "rows"
 KIND = "kind"
 FORM = "form"
 OF_DATA = "of data"
+NO_VALUE = "no value"
 
 _NUMBERS = (int, float, type(None))  # values that hold no tensor
 _SINGLE = frozenset((*_NUMBERS, bool, str))  # arguments that hold no node

@@ -20,6 +20,7 @@ from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.dtensors.advice import advise
 from autopar.runtime.dtensors.anomalies import let_anomalies_be_found
 from autopar.runtime.dtensors.assigned_data import assign_data
+from autopar.runtime.dtensors.convolutions import mend_convolutions
 from autopar.runtime.dtensors.counted_writes import count_writes_into_lists
 from autopar.runtime.dtensors.lost_writes import refuse_lost_writes
 from autopar.runtime.dtensors.mended_gradients import mend_gradients
@@ -117,6 +118,7 @@ def _support_loops(device: torch.device) -> None:
     read_whole_numbers()
     mend_gradients()
     mend_ops()
+    mend_convolutions()
     mend_reductions()
     retry_ops()
     refuse_lost_writes()

@@ -20,6 +20,10 @@ class DrawError(UntraceableError):
     """Forward draws a random number in a way that a graph could not repeat."""
 
 
+class NoValueError(UntraceableError):
+    """A buffer decides whose value a model on the meta device lacks; a leaf would run with a wrong one."""
+
+
 class UnknownDataError(TraceError):
     """Python asked for the contents of a tensor that has no data while tracing.
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
-from autopar.graph import AUTOCAST, GRAD_MODE, PLACE, REGION, SCOPE, VAL
+from autopar.graph import AUTOCAST, GRAD_MODE, NO_VALUE, PLACE, REGION, SCOPE, VAL
 from autopar.tracing import places
 from autopar.tracing.contents.finite import FiniteChecks
 from autopar.tracing.contents.known import KnownValues
@@ -158,6 +158,8 @@ class GraphWriter:
                     entry.data_free if isinstance(entry.data_free, torch.nn.Parameter) else value_of(entry.data_free)
                 )
                 self._remember(node, entry.data_free)
+                if entry.lacks_value:
+                    node.meta[NO_VALUE] = True
                 if entry.known is not None:
                     is_state = not entry.name.startswith("_constant_")
                     self.known.put(entry.data_free, entry.known, node, is_state=is_state, is_kept=entry.is_kept)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from dtensor_support import JOINS_SPLIT_DIMS
 from habit_cases import planned
 from large_cases import refusal
@@ -37,12 +38,63 @@ def _seen_through_view(number: torch.Tensor) -> torch.Tensor:
     return view
 
 
+def _doubled_in_view(tensor: torch.Tensor) -> torch.Tensor:
+    index = torch.zeros_like(tensor[:1, 0], dtype=torch.int64) + 1
+    tensor.view(-1).index_copy_(0, index, tensor.view(-1).index_select(0, index) * 2.0)
+    return tensor
+
+
+def _drawn(draw: Op) -> Op:
+    """`draw` with its generator in the same state each time."""
+
+    def seeded(tensor: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(4)
+        return draw(tensor)
+
+    return seeded
+
+
+def _weighted_loss(logits: torch.Tensor) -> torch.Tensor:
+    """A loss, with its gradient, whose labels are ignored in one rank's rows more often than in the other's."""
+    with torch.enable_grad():
+        logits = logits.requires_grad_()
+        labels, weight = logits.detach().argmax(1), torch.ones_like(logits[0]).detach() + (logits[0].detach() > 0)
+        loss = F.cross_entropy(logits, labels, weight, ignore_index=3)
+        (gradient,) = torch.autograd.grad(loss, logits)
+    return gradient * loss.detach()
+
+
+def _convolved(tensor: torch.Tensor) -> torch.Tensor:
+    """A convolution, with its gradient, over what may be a sharded dim, by a weight that may be sharded."""
+    with torch.enable_grad():
+        tensor = tensor.requires_grad_()
+        found = F.conv1d(tensor.t()[None], tensor[:3].reshape(1, 4, 3), padding=1)
+        (gradient,) = torch.autograd.grad(found.square().sum(), tensor)
+    return gradient + found.detach().sum()
+
+
 def _set_where(tensor: torch.Tensor) -> torch.Tensor:
     tensor[tensor > 0.5] = 0.0
     return tensor
 
 
 BLOCKS: dict[str, Op] = {"blocks of a vector": lambda w: (w.t() * 1.0).reshape(-1).view(5, 4).abs().amax(1)}
+ONE_ROW: dict[str, Op] = {  # of which the last rank holds nothing
+    "where a maximum is": lambda w: w.argmax(),
+    "where minima are": lambda w: w.argmin(0),
+    "both extremes": lambda w: torch.stack([*torch.aminmax(w)]),
+}
+WITH_NAN: dict[str, Op] = {
+    "the largest": lambda w: w.abs().max(),
+    "the smallest of columns": lambda w: w.amin(0),
+    "a norm of maxima": lambda w: w.norm(float("inf")),
+    "norms of lists": lambda w: torch._foreach_norm([w], float("inf"))[0],
+}
+EVEN: dict[str, Op] = {
+    "a view's elements written (SARA)": _doubled_in_view,
+    "a loss of labels that some rows ignore": _weighted_loss,
+    "a convolution": _convolved,
+}
 FACTOR = torch.tensor(-2.0, dtype=torch.float64)
 OPS: dict[str, Op] = {
     "norms clamped (AGC)": lambda w: w.norm(dim=0).clamp_(min=3.0).mul_(-1.0),
@@ -74,6 +126,9 @@ OPS: dict[str, Op] = {
     "elements that a mask picks (SARA)": lambda w: w[w > 0.0],
     "a mask set": lambda w: _set_where(w.clone()),
     "a mask set, of columns": lambda w: _set_where(w.t().clone()),
+    "where column maxima are": lambda w: w.argmax(-2),
+    "drawn log-normal": _drawn(lambda w: w.clone().log_normal_()),
+    "drawn around values": _drawn(lambda w: torch.normal(w, w.abs())),
     "any, as a number": lambda w: (w > 0).any().double() * -1,
     "any of rows, as numbers": lambda w: (w > 0).any(0).double() + 1,
     "all of several": lambda w: torch.stack([w.isfinite().all(), torch.ones_like(w.sum()) > 0]).all(),
@@ -88,8 +143,12 @@ def ops_on_parts() -> dict[str, str]:
     """The ops whose results on a sharded tensor differ from those on the whole, or that fail, each with how."""
     planned("fsdp")  # ops are mended from the first planned model on
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    found, values = {}, torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    for name, op in (OPS | (BLOCKS if JOINS_SPLIT_DIMS else {})).items():
+    found = {}
+    draw = torch.Generator().manual_seed(2)
+    values, one, even = (torch.randn(rows, 4, dtype=torch.float64, generator=draw) for rows in (5, 1, 6))
+    with_nan = values.clone().index_fill_(0, torch.tensor(0), float("nan"))
+    kinds = (OPS | (BLOCKS if JOINS_SPLIT_DIMS else {}), values), (ONE_ROW, one), (WITH_NAN, with_nan), (EVEN, even)
+    for name, op, values in [(name, op, its) for ops, its in kinds for name, op in ops.items()]:
         right = op(values.clone())
         try:
             got = whole(op(_sharded(values, mesh)))

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import Made
+from torch import nn
 from torch.distributions import Beta, Dirichlet
 
 from autopar.graph import VAL
 from autopar.tracing import trace
+from autopar.tracing.errors import NoValueError
 
 
 def looks(make: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -70,3 +72,27 @@ def test_numbers_that_a_function_of_torch_draws(drawn: Callable[[torch.Tensor], 
     x = torch.randn(4, 6, requires_grad=True)
     found = looks(drawn, x)
     assert bool(((found >= 0) & (found <= 1)).all())
+
+
+class Strided(nn.Module):
+    """The layers of EnCodec keep a stride as a buffer, and read it in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1, momentum=None)  # reads its count, which is 0 at first
+        self.register_buffer("step", torch.tensor(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x[..., :: int(self.step)])
+
+
+def test_a_buffer_on_meta_that_decides_a_size_is_named() -> None:
+    """As a leaf, the layer would run with a wrong stride, and its output would have a wrong shape."""
+    with torch.device("meta"):
+        model = nn.Sequential(Strided())
+    with pytest.raises(NoValueError, match=r"buffer '0.step'.* before planning: model.get_submodule\('0'\).step = "):
+        trace(model, {"input": torch.ones(4, 1, 9)}, unsupported="leaf")
+    model.get_submodule("0").step = torch.tensor(2)
+    traced = trace(model, {"input": torch.ones(4, 1, 9)}, unsupported="leaf")
+    [node] = traced.graph.output_node().all_input_nodes
+    assert node.meta[VAL].shape == (4, 1, 5)

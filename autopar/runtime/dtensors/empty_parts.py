@@ -1,8 +1,11 @@
-"""Maxima, minima and norms of DTensors of which some rank holds nothing: torch (2.11 to 2.15) fails on that rank alone.
+"""Maxima, minima and norms of DTensors as those of whole tensors, where torch (2.11 to 2.15) fails or is wrong.
 
-If 4 ranks share 5 rows, the last has none, and its part has no maximum; the other ranks then wait for it. This happens
-in `clip_grad_norm_(..., norm_type=inf)` and in logs of `p.grad.abs().max()`. Here such a rank contributes the neutral
-element.
+If 4 ranks share 5 rows, the last has none, and its part has no maximum; torch fails on that rank alone, and the others
+wait for it. This happens in `clip_grad_norm_(..., norm_type=inf)` and in logs of `p.grad.abs().max()`. Here such a rank
+contributes the neutral element. For ops that tell a position (`argmax`), all ranks gather the whole instead.
+
+The maximum of a tensor with NaN is NaN. Collectives (gloo's, for one) lose it, depending on the order of ranks, so
+that a check for overflows finds none. Here each rank takes the maximum of all parts' maxima.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
+from autopar.runtime.communication.collectives import all_gather
 from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
 _aten = torch.ops.aten
@@ -46,14 +50,55 @@ EXTREMES: dict[OpOverload[..., Any], Callable[[tuple[Any, ...]], _Read]] = {
     _aten._foreach_norm.Scalar: lambda args: _norm(args[:2]),
     _aten._foreach_max.default: lambda args: _Read(None, least=False, absolute=False),
 }
+POSITIONS = (
+    *(_aten.argmax.default, _aten.argmin.default, _aten.aminmax.default),
+    *(_aten.max.dim, _aten.min.dim),
+)
+
+
+def positioned(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run torch's own implementation, on the whole tensor if some rank holds nothing of it.
+
+    torch fails at a sharded dim that is counted from the end, too.
+    """
+    tensor, *arguments = args
+    if arguments and isinstance(arguments[0], int):
+        arguments[0] %= max(tensor.ndim, 1)
+    if _has_empty_part(tensor):
+        tensor = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+    return in_torchs_own_way(op_call, (tensor, *arguments), kwargs)
+
+
+def _has_empty_part(tensor: DTensor) -> bool:
+    """Whether some rank holds nothing; each rank answers alike. The last rank along each axis has the least."""
+    lengths = [*tensor.shape]
+    for placement, ranks in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        if placement.is_shard():
+            dim = placement.dim  # type: ignore[attr-defined]
+            lengths[dim] -= min(lengths[dim], -(-lengths[dim] // ranks) * (ranks - 1))
+    return tensor.numel() > 0 and 0 in lengths
 
 
 def extreme(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run torch's own implementation, with one neutral element in each empty part."""
+    """Run torch's own implementation, with one neutral element in each empty part; NaN of any part is kept."""
     read = EXTREMES[op_call](args)
     first = args[0]
     filled = [_filled(tensor, read) for tensor in first] if isinstance(first, (list, tuple)) else _filled(first, read)
-    return in_torchs_own_way(op_call, (filled, *args[1:]), kwargs)
+    found = in_torchs_own_way(op_call, (filled, *args[1:]), kwargs)
+    return [_joined_with_nan(one) for one in found] if isinstance(found, (list, tuple)) else _joined_with_nan(found)
+
+
+def _joined_with_nan(found: Any) -> Any:
+    """Parts of a maximum or minimum of floating numbers, combined; anything else as it is."""
+    if not isinstance(found, DTensor) or not found.is_floating_point():
+        return found
+    combined = {"max": torch.amax, "min": torch.amin}
+    mesh, value, placements = found.device_mesh, found._local_tensor, [*found.placements]
+    for axis, placement in enumerate(placements):
+        if (op := combined.get(getattr(placement, "reduce_op", ""))) is not None:
+            value = op(all_gather(value, mesh.size(axis), mesh.get_group(axis).group_name), 0)
+            placements[axis] = Replicate()
+    return DTensor.from_local(value, mesh, placements, run_check=False, shape=found.shape, stride=found.stride())
 
 
 def _filled(tensor: Any, read: _Read) -> Any:

@@ -43,3 +43,8 @@ def joined(value: Any) -> Any:
         return value
     with torch.no_grad():
         return value.detach().redistribute(placements=joined_placements(value.placements))
+
+
+def whole(value: Any) -> Any:
+    """`value`; if it is a DTensor, the whole of it on every rank, as a plain tensor."""
+    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -2,9 +2,10 @@
 
 torch runs `F.mse_loss(student(x), teacher(x))` of two planned models, and ops like it, on the local parts as they are.
 The gradient of a mean is then divided by the number of this rank's elements: it is too large by a factor, the number of
-parts. The mean is that of the parts' means, which is wrong if the parts differ in size, as those of odd parameters do.
-Decomposed into ops on DTensors, they use the global size. `fill_` of a partial tensor, which `F.cosine_embedding_loss`
-calls, writes the whole number into each summand or factor.
+parts. The mean is that of the parts' means, which is wrong if the parts differ in size, as those of odd parameters do,
+or in the number of labels that are ignored (`F.cross_entropy` of outputs). Decomposed into ops on DTensors, they use
+the global size. `fill_` of a partial tensor, which `F.cosine_embedding_loss` calls, writes the whole number into each
+summand or factor.
 
 And ops at which torch fails: `compared_ops`, and zeros written into a partial tensor, as in the gradient of a norm
 (`(w.T @ w).norm()`).
@@ -38,6 +39,8 @@ _MEANS = (
     _aten.huber_loss_backward.default,
     _aten.binary_cross_entropy_backward.default,
     _aten.soft_margin_loss_backward.default,
+    *(_aten.nll_loss_forward.default, _aten.nll_loss_backward.default),
+    *(_aten.nll_loss2d_forward.default, _aten.nll_loss2d_backward.default),
 )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
-from autopar.runtime.dtensors.empty_parts import EXTREMES, extreme
+from autopar.runtime.dtensors.empty_parts import EXTREMES, POSITIONS, extreme, positioned
 from autopar.runtime.dtensors.joined_parts import has_parts_of_norm, joined, joined_placements
 from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
@@ -43,6 +43,8 @@ def mend_reductions() -> None:
             handlers.setdefault(op, functools.partial(_mended, handler))
     for op in EXTREMES:
         handlers.setdefault(op, _extreme)
+    for op in POSITIONS:
+        handlers[op] = positioned
     for op in _COMBINED:
         handlers.setdefault(op, _combined)
 

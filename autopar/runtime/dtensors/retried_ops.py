@@ -8,7 +8,8 @@
 - On lists, where torch has a rule for single tensors only: `torch._foreach_copy_`.
 - With `out=`, where torch has no rule for it.
 - Without a rule, or where the rule fails (`torch.cdist`, `torch.renorm`, `weight[weight > 0]`), or in place where it
-  would change the layout (`weight[weight.abs() < 0.1] = 0.0`): each rank gathers the whole, and computes on it.
+  would change the layout (`weight[weight.abs() < 0.1] = 0.0`), which torch refuses, or loses the write: each rank
+  gathers the whole, and computes on it.
 - A view that needs elements of several ranks (`weight.flatten()` of rows shared unevenly) is taken of a gathered copy,
   as torch does for slices.
 """
@@ -25,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autopar.errors import InputError
-from autopar.runtime.dtensors.joined_parts import has_parts_of_norm, is_partial, joined, neutral_number
+from autopar.runtime.dtensors.joined_parts import has_parts_of_norm, is_partial, joined, neutral_number, whole
 from autopar.runtime.dtensors.lost_writes import refuse_lost_write
 
 _aten = torch.ops.aten
@@ -66,7 +67,8 @@ def _retried(own: Callable[..., Any]) -> Callable[..., Any]:
             if again is None:
                 raise
         else:
-            is_mixed_up = getattr(found, "needs_redistribute", False) and (
+            is_moved = getattr(found, "needs_redistribute", False)
+            is_mixed_up = is_moved and (
                 _has_number_as_tensor(op_call, args)
                 or _has_parts_of_count(args)
                 or _writes_parts_in_list(op_call, args)
@@ -74,6 +76,8 @@ def _retried(own: Callable[..., Any]) -> Callable[..., Any]:
             again = _on_joined(op_call, args, kwargs) if is_mixed_up else None
             if _writes_where_mask(op_call, args):
                 again = _another_way(op_call, args, kwargs, is_ruled=False)
+            elif again is None and is_moved and _moves_what_it_writes(found, op_call, args):
+                again = _another_way(op_call, args, kwargs, is_ruled=True)
             if again is None:
                 return found
         return again()
@@ -136,6 +140,14 @@ def _writes_where_mask(op_call: OpOverload[..., Any], args: tuple[Any, ...]) -> 
     return any(isinstance(index, DTensor) and index.dtype == torch.bool and index.ndim > 1 for index in args[1])
 
 
+def _moves_what_it_writes(found: Any, op_call: OpOverload[..., Any], args: tuple[Any, ...]) -> bool:
+    """torch would write into a copy in another layout, and lose it (`parameter.view(-1).index_copy_`)."""
+    if not op_call._schema.name.endswith("_") or not isinstance(args[0], DTensor):
+        return False
+    is_moved: bool = found.redistribute_schema.args_schema[0].placements != args[0].placements
+    return is_moved
+
+
 def _has_parts_of_count(args: tuple[Any, ...]) -> bool:
     """torch would divide whole integers by the number of parts, to add them to parts."""
     return any(is_partial(value) and not value.is_floating_point() for value in tree_leaves(args))
@@ -159,23 +171,23 @@ def _on_joined(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dic
     def call() -> Any:
         wholes, targets = tree_map(joined, args), [joined(tensor) for tensor in written]
         if written:
-            target_of = {id(tensor): whole for tensor, whole in zip(written, targets, strict=True)}
+            target_of = {id(tensor): target for tensor, target in zip(written, targets, strict=True)}
             wholes = (tree_map(lambda value: target_of.get(id(value), value), args[0]), *wholes[1:])
         found = op_call(*wholes, **tree_map(joined, kwargs))
-        for tensor, whole in zip(written, targets, strict=True):
-            _store(op_call, tensor, whole)
+        for tensor, target in zip(written, targets, strict=True):
+            _store(op_call, tensor, target)
         return (args[0] if found is not None else None) if is_in_place else found
 
     return call
 
 
-def _store(op_call: OpOverload[..., Any], tensor: DTensor, whole: DTensor) -> None:
+def _store(op_call: OpOverload[..., Any], tensor: DTensor, combined: DTensor) -> None:
     """Write the combined value into a tensor of parts: in place of them, or as parts if others see its memory."""
     if not tensor._is_view() and _holders(tensor._local_tensor) == _holders(torch.empty(1)):
-        tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
+        tensor._local_tensor, tensor._spec = combined._local_tensor, combined._spec
         return
     refuse_lost_write(op_call, tensor)
-    value, neutral = whole._local_tensor, neutral_number(tensor)
+    value, neutral = combined._local_tensor, neutral_number(tensor)
     if has_parts_of_norm(tensor) and (value < 0).any():
         raise InputError(
             f"{op_call._schema.name.removeprefix('aten::')} writes a negative number into a view of a norm, whose "
@@ -214,14 +226,10 @@ def _into_out(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict
     return out
 
 
-def _whole(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
 def _on_wholes(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mesh = next(value.device_mesh for value in tree_leaves((args, kwargs)) if isinstance(value, DTensor))
     with torch.no_grad():
-        found = op_call(*tree_map(_whole, args), **tree_map(_whole, kwargs))
+        found = op_call(*tree_map(whole, args), **tree_map(whole, kwargs))
 
     def wrapped(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -234,8 +242,8 @@ def _on_wholes(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dic
 def _viewed(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A view of a gathered copy: writes into it are refused (`lost_writes`)."""
     with torch.no_grad():
-        whole = args[0].detach().redistribute(placements=[Replicate()] * args[0].device_mesh.ndim)
-        return op_call(whole, *args[1:], **kwargs)
+        gathered = args[0].detach().redistribute(placements=[Replicate()] * args[0].device_mesh.ndim)
+        return op_call(gathered, *args[1:], **kwargs)
 
 
 def _into_part(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
@@ -243,8 +251,8 @@ def _into_part(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dic
     tensor: DTensor = args[0]
     refuse_lost_write(op_call, tensor)
     with torch.no_grad():
-        whole = tensor.full_tensor().clone()
-        op_call(whole, *tree_map(_whole, args[1:]), **tree_map(_whole, kwargs))
-        replicated = DTensor.from_local(whole, tensor.device_mesh, [Replicate()] * tensor.device_mesh.ndim)
+        written = tensor.full_tensor().clone()
+        op_call(written, *tree_map(whole, args[1:]), **tree_map(whole, kwargs))
+        replicated = DTensor.from_local(written, tensor.device_mesh, [Replicate()] * tensor.device_mesh.ndim)
         tensor._local_tensor.copy_(replicated.redistribute(placements=tensor.placements)._local_tensor)
     return tensor

@@ -15,18 +15,22 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
+from torch.utils._pytree import tree_leaves, tree_map
 
-from autopar.runtime.dtensors.joined_parts import joined_placements
+from autopar.runtime.dtensors.joined_parts import joined_placements, whole
 from autopar.runtime.dtensors.lost_writes import refuse_lost_write
 from autopar.runtime.ranks.failures import collective_error
 
 _aten = torch.ops.aten
 _FILL = (
-    *(_aten.normal_.default, _aten.uniform_.default, _aten.bernoulli_.float, _aten.exponential_.default),
-    *(_aten.random_.default, _aten.random_.to, getattr(_aten.random_, "from")),
+    *(_aten.normal_, _aten.uniform_, _aten.bernoulli_, _aten.exponential_, _aten.random_),
+    *(_aten.cauchy_, _aten.log_normal_, _aten.geometric_),
 )
-_LIKE = (_aten.rand_like.default, _aten.randn_like.default, _aten.randint_like.default, _aten.randint_like.low_dtype)
-_OF_VALUES = (_aten.bernoulli.default, _aten.native_dropout.default)
+_LIKE = (_aten.rand_like, _aten.randn_like, _aten.randint_like)
+_OF_VALUES = (
+    *(_aten.bernoulli, _aten.native_dropout, _aten.normal, _aten.multinomial, _aten.poisson, _aten.binomial),
+    *(_aten._standard_gamma, _aten._sample_dirichlet),
+)
 
 
 @functools.cache
@@ -38,27 +42,31 @@ def draw_whole() -> None:
     The dispatcher is private: torch has no public way to say how an op runs on DTensors.
     """
     handlers = DTensor._op_dispatcher._custom_op_handlers
-    for ops, handler in ((_FILL, _fill), (_LIKE, _like), (_OF_VALUES, _of_values)):
-        for op in ops:
-            handlers.setdefault(op, handler)
+    for packets, handler in ((_FILL, _fill), (_LIKE, _like), (_OF_VALUES, _of_values)):
+        for packet in packets:
+            for overload in packet.overloads():
+                if "out" not in overload:
+                    handlers.setdefault(getattr(packet, overload), handler)
 
 
 def _fill(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
     tensor: DTensor = args[0]
     refuse_lost_write(op_call, tensor)
-    dealt = _dealt(op_call(_empty(tensor), *args[1:], **kwargs), tensor.device_mesh, tensor.placements)
+    drawn = op_call(_empty(tensor), *tree_map(whole, args[1:]), **tree_map(whole, kwargs))
+    dealt = _dealt(drawn, tensor.device_mesh, tensor.placements)
     tensor._local_tensor.copy_(dealt._local_tensor)
     return tensor
 
 
 def _like(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
     tensor, *arguments = args
-    return _dealt(op_call(_empty(tensor), *arguments, **kwargs), tensor.device_mesh, tensor.placements)
+    drawn = op_call(_empty(tensor), *tree_map(whole, arguments), **kwargs)
+    return _dealt(drawn, tensor.device_mesh, tensor.placements)
 
 
 def _of_values(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, *arguments = args
-    results = op_call(tensor.full_tensor(), *arguments, **kwargs)
+    tensor = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, DTensor))
+    results = op_call(*tree_map(whole, args), **tree_map(whole, kwargs))
     if isinstance(results, torch.Tensor):
         return _dealt(results, tensor.device_mesh, tensor.placements)
     return tuple(_dealt(result, tensor.device_mesh, tensor.placements) for result in results)

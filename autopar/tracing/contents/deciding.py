@@ -1,20 +1,27 @@
-"""Advice where the contents of a tensor are needed: the names of the inputs that it is computed from."""
+"""Advice where the contents of a tensor are needed: the names of the inputs and buffers that it is computed from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import fx
 
-from autopar.graph import STATE_OF
-from autopar.tracing.errors import OR_LEAF
+from autopar.graph import NO_VALUE, PLACE, STATE_OF
+from autopar.tracing.errors import OR_LEAF, NoValueError
 
 _MOST = 3  # inputs to name; a longer list does not help
 
 
 def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
-    """The advice for tensors without data, given the nodes that made them."""
-    sources = _inputs(nodes)
+    """The advice for tensors without data, given the nodes that made them.
+
+    Raises NoValueError where a buffer decides whose value a model on the meta device lacks: a leaf would run with a
+    wrong one, and have outputs of wrong shapes.
+    """
+    sources = _sources(nodes)
+    if buffers := [node for node in sources if NO_VALUE in node.meta]:
+        raise _without_value(buffers)
+    sources = [node for node in sources if node.op == "placeholder"]
     states = list(dict.fromkeys(node.meta[STATE_OF] for node in sources if STATE_OF in node.meta))
     if states and all(STATE_OF in node.meta for node in sources):
         return (
@@ -26,8 +33,20 @@ def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
     return f"give {inputs} a known example (autopar.known){OR_LEAF}"
 
 
-def _inputs(nodes: Iterable[fx.Node | None]) -> list[fx.Node]:
-    """The placeholders that nodes are computed from, in the order of the graph."""
+def _without_value(buffers: Sequence[fx.Node]) -> NoValueError:
+    names = " and ".join(repr(str(node.target)) for node in buffers[:_MOST])
+    path, _, name = str(buffers[0].target).rpartition(".")
+    holder = f"model.get_submodule({path!r})" if path else "model"
+    return NoValueError(
+        f"buffer {names} of the model, which is on the meta device, has no value, and forward asks for it (a size or a "
+        "stride, say): build the model with data (without torch.device('meta')), or give such buffers their values "
+        f"before planning: {holder}.{name} = torch.tensor(...)",
+        where=buffers[0].meta.get(PLACE, ""),
+    )
+
+
+def _sources(nodes: Iterable[fx.Node | None]) -> list[fx.Node]:
+    """The placeholders and attributes that nodes are computed from, in the order of the graph."""
     waiting = [node for node in nodes if node is not None]
     met = dict.fromkeys(waiting)
     while waiting:
@@ -36,4 +55,4 @@ def _inputs(nodes: Iterable[fx.Node | None]) -> list[fx.Node]:
                 met[node] = None
                 waiting.append(node)
     graphs = dict.fromkeys(node.graph for node in met)
-    return [node for graph in graphs for node in graph.nodes if node.op == "placeholder" and node in met]
+    return [node for graph in graphs for node in graph.nodes if node.op in ("placeholder", "get_attr") and node in met]

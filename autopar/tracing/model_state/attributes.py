@@ -39,6 +39,13 @@ class Attribute:
     known: torch.Tensor | None = None
     is_kept: bool = False
 
+    @property
+    def lacks_value(self) -> bool:
+        """Whether its contents would be known if it were not on the meta device; batch norms count calls from 0."""
+        if not self.original.is_meta or not _is_few_integers(self.original):
+            return False
+        return not self.name.startswith("_constant_") and not self.name.endswith("num_batches_tracked")
+
 
 class Attributes:
     """Finds the attribute that a tensor is or stands for, and swaps the model's tensors for data-free ones."""
@@ -173,9 +180,11 @@ def _number(tensor: torch.Tensor) -> torch.Tensor | None:
 
     Other buffers change from step to step: a trace that had read them would be invalid at the next one.
     """
-    if tensor.device.type == "meta" or tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _FEW:
-        return None
-    return tensor.detach().cpu().clone()
+    return None if tensor.is_meta or not _is_few_integers(tensor) else tensor.detach().cpu().clone()
+
+
+def _is_few_integers(tensor: torch.Tensor) -> bool:
+    return tensor.numel() <= _FEW and not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def _data_free(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
