@@ -147,7 +147,8 @@ class Gathers:
         this_pass = torch._C._current_graph_task_id()
         on = self._route.handed_on(self._gather, backward=this_pass != -1).get(bucket, {})
         for member, (after, place) in on.items():
-            if member in whole and place not in self._whole.get(after, ()):
+            is_there = place in self._whole.get(after, ()) or after in self._begun  # nobody would take it, or free it
+            if member in whole and not is_there:
                 self._handed.setdefault((this_pass, after), {})[place] = whole[member].detach()
 
     def _go_ahead(self, bucket: Bucket, *, read: bool) -> None:
