@@ -77,7 +77,8 @@ def test_the_report_tells_of_them() -> None:
 
 
 def test_states_of_what_other_graphs_train_count_once_under_all_names() -> None:
-    """Two AdamW states for each element, whole or sharded like its parameter; without what this graph trains."""
+    """Two AdamW states for each element, whole or sharded like its parameter; without what this graph trains. And a
+    number of steps for every parameter."""
     model = spare()
     graph = trace(model, {"x": torch.empty(32, 64)}).graph
     pinned = {f"{name}.weight": Layout.parse("S0") for name in ("spare", "again")}
@@ -85,6 +86,6 @@ def test_states_of_what_other_graphs_train_count_once_under_all_names() -> None:
     cluster = autopar.Cluster.preset("cpu", (4,))
     others = {"read.weight", "head.weight", "spare.weight", "again.weight", "spare.bias", "again.bias"}
     memory = memory_on(cluster, graph, parameters, *given, pinned=pinned, trained=others)
-    assert memory.fixed["optimizer state"] == 2 * 4 * (256 * 256 // 4 + 256)
+    assert memory.fixed["optimizer state"] == 2 * 4 * (256 * 256 // 4 + 256) + 4 * 4
     memory = memory_on(cluster, graph, parameters, *given, train=False, trained=others)
-    assert memory.fixed["optimizer state"] == 2 * 4 * (256 * 256 + 256 + 64 * 64)
+    assert memory.fixed["optimizer state"] == 2 * 4 * (256 * 256 + 256 + 64 * 64) + 4 * 3

@@ -154,6 +154,38 @@ def test_a_weight_that_all_blocks_read_has_no_counterparts_in_their_shared_bucke
     assert predicted <= live * 1.1
 
 
+@pytest.mark.parametrize("mesh", ["2"], indirect=True)
+@pytest.mark.parametrize("again", [(1,), (1, 3)], ids=["one block", "the last block too"])
+def test_replays_and_other_blocks_read_one_copy_of_a_weight_that_they_share(
+    mesh: DeviceMesh, again: tuple[int, ...]
+) -> None:
+    blocks = [nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU()) for _ in range(4)]
+    for block in blocks:
+        block[1].weight = blocks[0][1].weight
+    recompute = ["fsdp", *(f"recompute:{i} = full" for i in again)]
+    live, predicted = live_and_predicted(
+        nn.Sequential(*blocks), {"input": torch.rand(16, 256)}, mesh, constraints=recompute
+    )
+    assert live <= predicted
+    assert predicted <= live * 1.03
+
+
+@pytest.mark.parametrize("mesh", ["2, 2"], indirect=True)
+def test_no_whole_weight_is_left_when_recomputed_blocks_that_share_it_have_run_forward(mesh: DeviceMesh) -> None:
+    """Each block's bucket is gathered ahead here, before the one before it could hand the weight on."""
+    blocks = [nn.Sequential(nn.LayerNorm(128), nn.Linear(128, 128), nn.Linear(128, 128)) for _ in range(3)]
+    for block in blocks:
+        block[1].weight = blocks[0][1].weight
+    options = {"constraints": "fsdp(recompute=full)", "optimizer": "sgd", "loss_fn": torch.mean}
+    batch = {"input": torch.rand(8, 128)}
+    model = autoparallelize(nn.Sequential(*blocks), batch, mesh, **options)
+    with LiveStorages([*model.parameters(), *batch.values()]) as live:
+        before = live.live_bytes
+        loss = model(**batch)
+    assert loss.requires_grad
+    assert live.live_bytes - before < 4 * 128 * 128
+
+
 @pytest.mark.parametrize("mesh", ["2, 2"], indirect=True)
 def test_an_activation_that_is_kept_as_it_was_made_is_there_twice_where_an_op_reads_it_whole(mesh: DeviceMesh) -> None:
     layers = nn.LayerNorm(32), nn.Linear(32, 32), nn.ReLU()

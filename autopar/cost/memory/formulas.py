@@ -22,6 +22,7 @@ from torch import fx
 
 from autopar.cost.buckets.size import BUCKET_BYTES
 from autopar.cost.memory.cuts import SUMMANDS, Cuts, in_storage
+from autopar.cost.memory.scalars import scalar_bytes
 from autopar.cost.memory.states import state_bytes
 from autopar.cost.memory.weights import named_once, unread_bytes
 from autopar.cost.structure.memo import Memo
@@ -79,7 +80,7 @@ class StepMemory:
         only other graphs train, which have no gradients while this graph runs."""
         stored = self.precision.parameter
         unread = unread_bytes(self.graph, self.parameters, self.buffers, stored, self.pinned, self.mesh_shape)
-        parts = {"allocator": _ALLOCATOR_BYTES.get(self.device_kind, 0), "unread weights": unread}
+        parts = {"allocator": _ALLOCATOR_BYTES.get(self.device_kind, 0), "unread weights": unread, **scalar_bytes(self)}
         own = {str(node.target) for node in self.graph.nodes if self.is_trainable(node)}
         whole = Layout.replicated(len(self.mesh_shape))
         for names, parameter in named_once(self.parameters):

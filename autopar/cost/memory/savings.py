@@ -68,13 +68,13 @@ class Savings:
     @cached_property
     def holding(self) -> frozenset[fx.Node]:
         """The nodes whose saved tensors the caller holds: all that save any and that backward does not reach."""
-        others = (node for node in self.nodes if self._entered and node not in self.passed and any(self.saved(node)))
+        others = (node for node in self.nodes if self.entered and node not in self.passed and any(self.saved(node)))
         outputs = ((node, TensorRef(node, i)) for node in others for i in range(len(output_tensors(node))))
         return frozenset(node for node, ref in outputs if needs_grad(self.memory, ref))
 
     def _kept(self, node: fx.Node) -> Kept:
         inputs, outputs, beside = self.saved(node)
-        if not self._entered or node in self.passed:
+        if not self.entered or node in self.passed:
             return inputs, outputs, beside
         return self._some(node, inputs, parameters=True), (), 0
 
@@ -83,7 +83,7 @@ class Savings:
         return tuple(j for j in inputs if self.memory.is_parameter(refs[j].node) is parameters)
 
     @cached_property
-    def _entered(self) -> frozenset[TensorRef]:
+    def entered(self) -> frozenset[TensorRef]:
         """The tensors at which backward begins."""
         outputs = (node for node in self.nodes if node.op == "output")
         pairs = ((node, ref) for node in outputs for ref in self.memory.inputs[node])
@@ -92,7 +92,7 @@ class Savings:
     @cached_property
     def passed(self) -> frozenset[fx.Node]:
         """The nodes that backward reaches."""
-        found = {ref.node for ref in self._entered}
+        found = {ref.node for ref in self.entered}
         for node in reversed(self.nodes):
             if node in found:
                 found.update([ref.node for ref in self.memory.inputs[node] if needs_grad(self.memory, ref)])

@@ -121,6 +121,7 @@ class Gathers:
 
     def _begin(self, bucket: Bucket, members: Sequence[int]) -> _Arriving:
         handed = self._handed.pop((torch._C._current_graph_task_id(), bucket), {})
+        handed = self._there(bucket, members) | handed
         travel = [i for i in members if i not in handed]
         if not travel:
             return _Arriving(members, handed, None)
@@ -129,12 +130,25 @@ class Gathers:
         with torch.no_grad(), named(f"gather {bucket.title}"):
             return _Arriving(members, handed, Flight(shards, [stage.forward for stage in stages], stages[0].dtype))
 
+    def _there(self, bucket: Bucket, members: Sequence[int]) -> dict[int, torch.Tensor]:
+        """Members that backward has gathered for other buckets and still needs, or has handed on to others: blocks
+        share a weight, and some of them are recomputed."""
+        this_pass = torch._C._current_graph_task_id()
+        if this_pass == -1:
+            return {}
+        others = [*self._whole.items(), *((one, arriving.handed) for one, arriving in self._begun.items())]
+        others += [(one, some) for (number, one), some in self._handed.items() if number == this_pass]
+        there = {(one.places[i], one.stages[i]): whole for one, some in others for i, whole in some.items()}
+        keys = ((i, (bucket.places[i], bucket.stages[i])) for i in members)
+        return {i: there[key].detach() for i, key in keys if key in there}
+
     def _hand_on(self, bucket: Bucket, whole: Mapping[int, torch.Tensor]) -> None:
         """Pass members on to a bucket that reads them soon; detached, as tensors of a call get an autograd history."""
         this_pass = torch._C._current_graph_task_id()
         on = self._route.handed_on(self._gather, backward=this_pass != -1).get(bucket, {})
         for member, (after, place) in on.items():
-            if member in whole:
+            is_there = place in self._whole.get(after, ()) or after in self._begun  # nobody would take it, or free it
+            if member in whole and not is_there:
                 self._handed.setdefault((this_pass, after), {})[place] = whole[member].detach()
 
     def _go_ahead(self, bucket: Bucket, *, read: bool) -> None:

@@ -19,6 +19,24 @@ def unshared(gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
+def added_up(gradients: list[torch.Tensor]) -> torch.Tensor | None:
+    """The sum of a parameter's gradients that nobody else holds, None of none; empties the list.
+
+    A gradient as it is stored and reduced ones come apart. Their sum is made in one of them: beside them, it would be
+    the peak of a step whose largest weight is read in two layouts.
+    """
+    total: torch.Tensor | None = None
+    while gradients:
+        gradient = gradients.pop(0)
+        if total is None:
+            total = gradient
+        elif total.layout is gradient.layout is torch.strided and total.dtype == gradient.dtype:
+            total.add_(gradient)
+        else:
+            total = total + gradient
+    return total
+
+
 def _is_held(gradient: torch.Tensor) -> bool:
     """Whether others than the caller hold it, or hold its base (to which the view and `base` here are two references).
 

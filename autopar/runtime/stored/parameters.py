@@ -20,7 +20,7 @@ from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.python.held import Held
 from autopar.runtime.communication.transit import Transit
-from autopar.runtime.gradients.own_gradients import unshared
+from autopar.runtime.gradients.own_gradients import added_up, unshared
 from autopar.runtime.gradients.parameter_hooks import comes_without_gradient, wait_for_gradients
 from autopar.runtime.gradients.passes import fills_gradients
 from autopar.runtime.gradients.second_derivatives import are_differentiated
@@ -130,9 +130,13 @@ class _Local(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[DTensor | None, None, None, None]:
         spec, transit, place, name = ctx.given
         is_again = gradient is not None and are_differentiated()
-        gradient = gradient if gradient is None or is_again else unshared(gradient)
-        for arrived in transit.reductions.arrived(place, name, fills=fills_gradients(ctx)):
-            gradient = arrived if gradient is None else gradient + arrived
+        parts = transit.reductions.arrived(place, name, fills=fills_gradients(ctx))
+        if gradient is not None and is_again:
+            for part in parts:
+                gradient = gradient + part
+        else:
+            parts[:0] = [] if gradient is None else [unshared(gradient)]
+            gradient = added_up(parts)
         if gradient is None:
             comes_without_gradient(transit.reductions.parameter(place))
             return None, None, None, None
