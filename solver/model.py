@@ -135,7 +135,7 @@ class Model:
                 self.program.equal("k", [(variable, 1.0), (r, 1.0)], 1.0)
             else:
                 row = self.program.at_least("k", [(variable, blocks), (r, 1.0)], blocks)
-                self.program.rest_rows.append(Indicator(row, r, variable))
+                self.program.records.rest_rows.append(Indicator(row, r, variable))
         return self._kept[stage, level]
 
     def plainness(self) -> Array:
@@ -170,16 +170,16 @@ class Model:
             q = r
             if stage.count > 1:
                 q = program.variable(f"q.{number}.{level}", lower=min(1.0, least), upper=min(1.0, most), integer=True)
-                program.counts.append(Count(r, q))
+                program.records.counts.append(Count(r, q))
                 program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
-                program.any_rows.append(Indicator(program.at_least("q", [(q, blocks), (r, -1.0)], 0.0), r, q))
+                program.records.any_rows.append(Indicator(program.at_least("q", [(q, blocks), (r, -1.0)], 0.0), r, q))
             for before in self.recomputed[number][-1:]:
                 program.at_most("levels", [(r, 1.0), (before, -1.0)], 0.0)
             self.recomputed[number].append(r)
             self.any_recomputed[number].append(q)
         if stage.depth > 1 and stage.count > 1:
             pairs = zip(self.recomputed[number], self.any_recomputed[number], strict=True)
-            program.nested_counts.append([Count(r, q) for r, q in pairs])
+            program.records.nested_counts.append([Count(r, q) for r, q in pairs])
 
     def _pay_ops(self) -> None:
         for number, op in enumerate(self.problem.ops):
