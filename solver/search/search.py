@@ -193,9 +193,8 @@ def _of_part(
     start = None if best is None else replace(best, values=best.values[part.columns])
     if start is not None and clock.remaining(True) <= 0:
         return replace(start, status="feasible")
-    remaining = (
-        clock.patience - clock.elapsed if start is None else clock.remaining(True)
-    )  # a first solution may use all patience
+    # A first solution may use all patience.
+    remaining = clock.patience - clock.elapsed if start is None else clock.remaining(True)
     root = _rooted(part, basis, solver, remaining, clock)
     if root.status == "optimal":
         return Branching(part.program, solver, gap, clock, start, limit).run(root)
