@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,26 +11,24 @@ from torch import nn
 from typing_extensions import Unpack
 
 from autopar.arguments.checks import check_names, count_of, module_of
-from autopar.calls.entries import Entry
 from autopar.cluster import Cluster
 from autopar.errors import InputError
 from autopar.fingerprints.code_version import code_version
 from autopar.fingerprints.fingerprint import check_fingerprints, fingerprints
-from autopar.layout import Layout
 from autopar.plan_forms.checks import check_on_graph, check_options
 from autopar.planning.comparison import alternatives, check_comparison
 from autopar.planning.comparison import tradeoff as budget_ladder
-from autopar.planning.later_calls import plan_that_does, request_beside, trace_first, trace_later
+from autopar.planning.later_calls import request_beside, trace_first
 from autopar.planning.leaf_requests import warn_of_leaves
 from autopar.planning.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.planning.micro_batches import fastest, prepared_for
+from autopar.planning.on_ranks import PlannerOnRanks
 from autopar.planning.simulation import simulated, streams
 from autopar.planning.stages import CommonOptions, LossFunction, options_of, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.python.collecting import collection_paused
 from autopar.stopwatch import Stopwatch
-from autopar.tracing import Traced
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -209,7 +207,7 @@ def autoparallelize(
     """
     from autopar.runtime.application import apply, check_unplanned, check_world
     from autopar.runtime.calling.calls import description
-    from autopar.runtime.ranks.agreement import agree, from_rank_zero, waiting_told
+    from autopar.runtime.ranks.agreement import agree, waiting_told
 
     if not hasattr(device_mesh, "device_type"):
         raise InputError(
@@ -256,37 +254,6 @@ def autoparallelize(
     with waiting_told("autoparallelize"):
         agree(device, digests, error)
 
-    def decide(model: nn.Module, traced: Traced, watch: Stopwatch, **given: Any) -> Plan:
-        """Solve on rank 0 and send the plan to all ranks. `given`: arguments of `Prepared.solve` that an earlier
-        plan of the model determines."""
-
-        def solved() -> str:
-            return prepare(model, traced, request, watch).solve(**given).to_json()
-
-        return Plan.from_json(from_rank_zero(solved, device))
-
-    def replan(
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        storage: Mapping[str, Layout],
-        trained: Collection[str],
-        earlier: Sequence[tuple[Any, Plan]],
-        entry: Entry,
-        rows: Mapping[str, int],
-    ) -> tuple[Traced, Plan]:
-        """Trace a later call of another kind. Reuse the plan of an earlier trace that does the same; else plan with
-        the storage of parameters pinned."""
-        watch = Stopwatch()
-        error: Exception | None = None
-        try:
-            again = trace_later(model, args, kwargs, traced, request, watch, entry, rows)
-            digests = fingerprints(model, again.graph, tuple(device_mesh.shape))
-        except Exception as problem:
-            error, digests = problem, {}
-        agree(device, digests, error)
-        known = plan_that_does(again, earlier)
-        return again, known or decide(model, again, watch, pinned=storage, trained=trained)
-
-    chosen = plan if plan is not None else decide(model, traced, watch)
-    return apply(model, traced, chosen, device_mesh, replan=replan)
+    planner = PlannerOnRanks(traced, request, device)
+    chosen = plan if plan is not None else planner.plan(model, traced, watch)
+    return apply(model, traced, chosen, device_mesh, replan=planner.replan)

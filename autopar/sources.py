@@ -69,8 +69,8 @@ def load_source(
     return _of_user(kind, name, batch, sequence)
 
 
-def _of_user(module_name: str, function_name: str, batch: int | None, sequence: int | None) -> Source:
-    """What the user's function returns: a model, (model, meta_args) or (model, meta_args, loss_fn)."""
+def _user_function(module_name: str, function_name: str) -> Callable[[], Any]:
+    """The user's function, which can be called without arguments."""
     if module_name.endswith(".py"):  # importing it would run the file, and then fail
         named = f"{Path(module_name).stem}:{function_name}"
         raise InputError(f"{module_name!r} is a file: run from its folder, and name its module, {named}")
@@ -95,29 +95,34 @@ def _of_user(module_name: str, function_name: str, batch: int | None, sequence: 
             f"{module_name}:{function_name} takes {', '.join(needed)}, and is called without arguments: give "
             f"defaults{_defined_at(function)}"
         )
+    return function
+
+
+def _of_user(module_name: str, function_name: str, batch: int | None, sequence: int | None) -> Source:
+    """What the user's function returns: a model, (model, meta_args) or (model, meta_args, loss_fn)."""
+    function, name = _user_function(module_name, function_name), f"{module_name}:{function_name}"
     try:
         with torch.device("meta"):
             returned = function()
     except Exception as error:
-        raise InputError(f"{module_name}:{function_name}() failed with {one_line(error)}") from error
+        raise InputError(f"{name}() failed with {one_line(error)}") from error
     parts = returned if isinstance(returned, tuple) else (returned,)
     if not isinstance(parts[0], nn.Module) or len(parts) > 3:
         raise InputError(
-            f"{module_name}:{function_name}() returned {type(returned).__name__}: it must return a torch.nn.Module, "
-            "or (model, meta_args), or (model, meta_args, loss_fn)"
+            f"{name}() returned {type(returned).__name__}: it must return a torch.nn.Module, or (model, meta_args), or "
+            "(model, meta_args, loss_fn)"
         )
     if len(parts) == 1:
         if not hasattr(parts[0], "config"):
             raise InputError(
-                f"{module_name}:{function_name}() returned a model alone: return (model, meta_args) with examples of "
-                "its inputs by name"
+                f"{name}() returned a model alone: return (model, meta_args) with examples of its inputs by name"
             )
-        return Source(parts[0], example_inputs(parts[0], _needed(batch, f"{module_name}:{function_name}"), sequence))
-    options = [name for name, value in (("--batch", batch), ("--seq", sequence)) if value is not None]
+        return Source(parts[0], example_inputs(parts[0], _needed(batch, name), sequence))
+    options = [option for option, value in (("--batch", batch), ("--seq", sequence)) if value is not None]
     if options:
         raise InputError(
-            f"{module_name}:{function_name}() returns its own examples, whose shapes say what {options[0]} would: "
-            f"leave {options[0]} out, or return the model alone"
+            f"{name}() returns its own examples, whose shapes say what {options[0]} would: leave {options[0]} out, or "
+            "return the model alone"
         )
     return Source(*parts)
 

@@ -50,6 +50,11 @@ def build_problem(
 
 
 class _Builder:
+    """A problem in the making: `build` walks the graph's stretches in order, and each becomes a stage with its ops.
+
+    `alone`: by repeat, how many of its first blocks are stages of their own; the others are folded into one stage.
+    """
+
     def __init__(
         self,
         memory: StepMemory,
@@ -95,6 +100,8 @@ class _Builder:
         )
 
     def _stage(self, span: range, count: int, repeat: Repeat | None = None, first: int = 0) -> None:
+        """Add the stage of `count` blocks of a repeat from block number `first` on, whose nodes are at `span`; or of
+        nodes between repeats."""
         nodes = self.nodes[span.start : span.stop]
         if not nodes:
             return
@@ -119,14 +126,10 @@ class _Builder:
                 decides = deciding(self.ops, self.op_of[like[node]]) if node in like else None
                 op_choices = choices[node] if decides is None else self.ops[decides].choices
                 self.ops.append(Op(node, len(self.stages), op_choices, again, decides))
-        least, whole = 0, None
-        if levels is not None:
-            wish = self._wish(nodes)
-            least = (
-                len(levels) if wish.whole else min(1, len(levels) - (wish.whole is False)) if wish.must_recompute else 0
-            )
-            whole = wish.whole
-        self.stages.append(Stage(count, tuple(members), repeat, first, levels, least, whole is not False))
+        wish = self._wish(nodes) if levels is not None else None
+        least = _least_level(wish, levels) if wish is not None and levels is not None else 0
+        may_be_whole = wish is None or wish.whole is not False
+        self.stages.append(Stage(count, tuple(members), repeat, first, levels, least, may_be_whole))
 
     def _wish(self, nodes: Sequence[fx.Node]) -> Wish:
         return wish_of(self.memory, self.restricted.recompute, nodes)
@@ -151,20 +154,16 @@ class _Builder:
     def _again(self, nodes: Sequence[fx.Node], offset: int, levels: Levels) -> Again:
         if not in_segment(nodes[offset]):
             return Again()
-        levels_of_op = {"dropped": 0, "replayed": 0, "computed": 0}
-        for level in range(len(levels), 0, -1):
+        dropped = replayed = computed = 0
+        for level in range(len(levels), 0, -1):  # the lowest of each counts; segments are nested
             span = levels.holding(offset, level)
             if span is None:
                 break
-            inside = nodes[span[0] : span[1] + 1]
-            levels_of_op["dropped"] = level
-            levels_of_op["replayed"] = (
-                level if offset - span[0] < replay_end(self.memory, inside) else levels_of_op["replayed"]
-            )
-            levels_of_op["computed"] = (
-                level if offset - span[0] < computed_end(self.memory, inside) else levels_of_op["computed"]
-            )
-        return Again(**levels_of_op, offset=offset)
+            inside, at = nodes[span[0] : span[1] + 1], offset - span[0]
+            dropped = level
+            replayed = level if at < replay_end(self.memory, inside) else replayed
+            computed = level if at < computed_end(self.memory, inside) else computed
+        return Again(dropped, replayed, computed, offset)
 
     # -- folding ------------------------------------------------------------------------------------------------------
 
@@ -183,8 +182,8 @@ class _Builder:
     def _equal(self, repeat: Repeat, block: int) -> bool:
         """Whether a block has the same strategies as the next one."""
         for number, next_number in zip(repeat.instance(block), repeat.instance(block + 1), strict=True):
-            mine, its = self.strategies.get(self.nodes[number]), self.strategies.get(self.nodes[next_number])
-            if mine is not its and (mine is None or its is None or tuple(mine) != tuple(its)):
+            here, there = self.strategies.get(self.nodes[number]), self.strategies.get(self.nodes[next_number])
+            if here is not there and (here is None or there is None or tuple(here) != tuple(there)):
                 return False
         return True
 
@@ -253,16 +252,26 @@ class _Builder:
         return self.memory.inputs[self.nodes[self.position[node] + stage.repeat.period]]
 
     def _edges(self, ref: TensorRef, later: TensorRef | None, op: Op, stage: Stage) -> list[tuple[TensorRef, Kind]]:
+        """The tensors that an input of an op stands for, by kind. `ref`: what the op reads in the stage's first block;
+        `later`: what the corresponding op of the second block reads, if there is one."""
         source = self.ops[self.op_of[ref.node]]
         if stage.repeat is None:
-            folded = self.stages[source.stage].count > 1
-            last = self.stages[source.stage].repeat
-            if folded and last is not None and self.position[ref.node] < last.start + (last.count - 1) * last.period:
-                return [(ref, "each")]
-            return [(ref, "plain")]
+            blocks = self.stages[source.stage]
+            if blocks.repeat is None or blocks.count == 1:
+                return [(ref, "plain")]
+            last_block = blocks.repeat.instance(blocks.repeat.count - 1)
+            return [(ref, "plain" if self.position[ref.node] >= last_block.start else "each")]
         if source.stage == op.stage and (later is None or later.node is not ref.node):
             alone = stage.count == 1 and not stage.recomputable
             return [(ref, "plain" if alone else "inner")]  # plain: paid once with readers outside the block, if any
         if later is None or later == ref:
             return [(ref, "outer")]
         return [(ref, "first"), (later, "next")]
+
+
+def _least_level(wish: Wish, levels: Levels) -> int:
+    """The lowest level that a block may be at."""
+    if wish.whole:
+        return len(levels)
+    parts = len(levels) - (wish.whole is False)  # it may have none, and is then not recomputed
+    return min(1, parts) if wish.must_recompute else 0

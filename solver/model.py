@@ -19,7 +19,8 @@ are in one segment.
 A tensor made outside a class and read in it is converted once outside, for all blocks that do not recompute and all
 other readers outside, and once more in every block that recomputes::
 
-    p_outside[t,l,w] >= f[t,u,l,w] - (1 - k_c)      k_c = 1 unless all blocks of c recompute
+    p_outside[t,l,w] >= p[t,l,w] - (1 - k_c)   read by all blocks of c; k_c = 1 unless all of them recompute
+    p_outside[t,l,w] >= p[t,l,w] - q_c         read by the first block alone, which recomputes if any does
 
 Ops that share a choice (`solver.search.equal_ops`) share x, tensors between such ops share f, and variables and rows
 made of these alone exist once.
@@ -135,7 +136,7 @@ class Model:
                 self.program.equal("k", [(variable, 1.0), (r, 1.0)], 1.0)
             else:
                 row = self.program.at_least("k", [(variable, blocks), (r, 1.0)], blocks)
-                self.program.rest_rows.append(Indicator(row, r, variable))
+                self.program.records.rest_rows.append(Indicator(row, r, variable))
         return self._kept[stage, level]
 
     def plainness(self) -> Array:
@@ -162,6 +163,7 @@ class Model:
     # -- ops ---------------------------------------------------------------------------------------------------------
 
     def _recompute_counts(self, number: int, stage: Stage) -> None:
+        """Add r and q of each level of a stage; for a single block they are the same variable."""
         blocks, program = float(stage.count), self.program
         self.recomputed[number], self.any_recomputed[number] = [], []
         for level in range(1, stage.depth + 1):
@@ -170,18 +172,19 @@ class Model:
             q = r
             if stage.count > 1:
                 q = program.variable(f"q.{number}.{level}", lower=min(1.0, least), upper=min(1.0, most), integer=True)
-                program.counts.append(Count(r, q))
+                program.records.counts.append(Count(r, q))
                 program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
-                program.any_rows.append(Indicator(program.at_least("q", [(q, blocks), (r, -1.0)], 0.0), r, q))
+                program.records.any_rows.append(Indicator(program.at_least("q", [(q, blocks), (r, -1.0)], 0.0), r, q))
             for before in self.recomputed[number][-1:]:
                 program.at_most("levels", [(r, 1.0), (before, -1.0)], 0.0)
             self.recomputed[number].append(r)
             self.any_recomputed[number].append(q)
         if stage.depth > 1 and stage.count > 1:
             pairs = zip(self.recomputed[number], self.any_recomputed[number], strict=True)
-            program.nested_counts.append([Count(r, q) for r, q in pairs])
+            program.records.nested_counts.append([Count(r, q) for r, q in pairs])
 
     def _pay_ops(self) -> None:
+        """Charge the ops, and their forward once more in blocks whose replay computes them."""
         for number, op in enumerate(self.problem.ops):
             seconds, forwards = self.costs.of_op(op)
             self.seconds.add(np.array(self.x[number]), seconds)
@@ -240,11 +243,11 @@ class Model:
         """Add the latency of a bucket that its members do not pay: seconds by axis for each missing bucket (`variable`)
         of each block; `tensor`: any member's."""
         times = 1 if phase == "reductions" else self.problem.memory.micro_batches
-        each = np.zeros((len(self.problem.cluster.axes), 1))
+        by_axis = np.zeros((len(self.problem.cluster.axes), 1))
         for axis, latency in seconds.items():
-            each[axis] = times * self.costs.conversions(tensor) * latency
-        self.seconds.add(np.array([variable]), each.sum(axis=0))
-        self._movable(phase, tensor, np.array([variable]), each)
+            by_axis[axis] = times * self.costs.conversions(tensor) * latency
+        self.seconds.add(np.array([variable]), by_axis.sum(axis=0))
+        self._movable(phase, tensor, np.array([variable]), by_axis)
 
     def _movable(self, kind: str, tensor: Tensor, variables: Array, seconds: Array) -> None:
         """Record seconds that can hide behind compute: those of collectives of parameters and their gradients."""

@@ -58,7 +58,7 @@ def hidden_seconds(
     >>> hidden_seconds([Stretch(0, 1, 1), Stretch(5, 1, 1)], [movable], [3.0, 3.0], [0.5, 6.0], 1)
     0.5
     """
-    return sum(_on_one_axis(stretches, one, forward, backward, micro_batches, overlap) for one in movable)
+    return sum(_on_one_axis(stretches, of_axis, forward, backward, micro_batches, overlap) for of_axis in movable)
 
 
 def _on_one_axis(

@@ -11,6 +11,7 @@ Bytes: `cost.memory.moments`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,8 +47,8 @@ def predict(
     """Predict one step. `chosen` has a strategy for every node with tensors; `repeats` are the graph's blocks."""
     grouping = memory.grouping(repeats)
     plan = PlannedBytes(memory, chosen, parameters, segments, repeats, grouping)
-    nodes, many = list(memory.graph.nodes), memory.micro_batches
-    compute = recompute = optimizer = 0.0
+    micro_batches = memory.micro_batches
+    compute = optimizer = 0.0
     flops = 0
     regions: list[_Region] = []
     before, behind = [0.0] * len(grouping.stretches), [0.0] * len(grouping.stretches)
@@ -55,25 +56,17 @@ def predict(
         model = plan.model(i)
         regions.append(_region(memory, cluster, chosen, parameters, members) if model == i else regions[model])
         for forward, backward in regions[i].running:
-            compute += many * (forward + backward)
+            compute += micro_batches * (forward + backward)
             before[grouping.stretch_of(i)] += forward
             behind[grouping.stretch_of(i)] += backward
         for update in regions[i].updates:
             optimizer += update
-        flops += many * regions[i].flops
-    if segments:
-        seconds = {
-            node: own for i, row in enumerate(plan.members) for node, own in zip(row, regions[i].ops, strict=True)
-        }
-    for segment in segments:
-        inside = nodes[segment.first : segment.last + 1]
-        again = (n for n in inside[: computed_end(memory, inside)] if in_segment(n) and n in seconds)
-        recompute += many * sum(seconds[node][0] for node in again)
-    moved = announced(memory, cluster, chosen, parameters, segments, grouping, plan)
-    hidden = hidden_seconds(grouping.stretches, moved.movable, before, behind, many, cluster.device.overlap)
-    collectives = moved.collectives
-    communication = sum(c.seconds for c in collectives if c.phase != "replay")
-    recompute += sum(c.seconds for c in collectives if c.phase == "replay")
+        flops += micro_batches * regions[i].flops
+    recompute = _replay_seconds(plan, segments, regions) if segments else 0.0
+    traffic = announced(memory, cluster, chosen, parameters, segments, grouping, plan)
+    hidden = hidden_seconds(grouping.stretches, traffic.movable, before, behind, micro_batches, cluster.device.overlap)
+    communication = sum(c.seconds for c in traffic.collectives if c.phase != "replay")
+    recompute += sum(c.seconds for c in traffic.collectives if c.phase == "replay")
     moments = moments_of(plan)
     peak = max(moments, key=lambda m: m.total_bytes)
     prediction = Prediction(
@@ -88,7 +81,19 @@ def predict(
         flops=flops,
         hidden_seconds=hidden,
     )
-    return prediction, collectives, moved.buckets
+    return prediction, traffic.collectives, traffic.buckets
+
+
+def _replay_seconds(plan: PlannedBytes, segments: Sequence[Segment], regions: Sequence[_Region]) -> float:
+    """Seconds that replays compute in a step."""
+    pairs = (zip(row, region.ops, strict=True) for row, region in zip(plan.members, regions, strict=True))
+    seconds = dict(itertools.chain.from_iterable(pairs))
+    total = 0.0
+    for segment in segments:
+        inside = plan.nodes[segment.first : segment.last + 1]
+        computed = [node for node in inside[: computed_end(plan.memory, inside)] if in_segment(node)]
+        total += plan.memory.micro_batches * sum(seconds[node][0] for node in computed if node in seconds)
+    return total
 
 
 class _Region(NamedTuple):
@@ -116,7 +121,7 @@ def _region(
         flops += cost.flops_forward + (cost.flops_backward if memory.train else 0) if cost else 0
         if memory.is_parameter(node):
             updates.append(update_seconds(memory, node, parameters[str(node.target)].storage, cluster.device))
-    return _Region(ops, [one for one in ops if any(one)], updates, flops)
+    return _Region(ops, [of_op for of_op in ops if any(of_op)], updates, flops)
 
 
 def seconds_of(memory: StepMemory, node: fx.Node, strategy: Strategy, cluster: Cluster) -> tuple[float, float]:

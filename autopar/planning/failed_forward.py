@@ -29,9 +29,8 @@ def _innermost(error: Exception, model: nn.Module) -> str:
     module = next((candidate for candidate in reversed(running) if isinstance(candidate, nn.Module)), None)
     if module is None:
         return ""
-    paths = [
-        path for path, candidate in model.named_modules(remove_duplicate=False) if candidate is module
-    ]  # more if shared
+    named = model.named_modules(remove_duplicate=False)  # a shared module has several paths
+    paths = [path for path, candidate in named if candidate is module]
     if "" in paths:
         return "the root module"
     return f"{' or '.join(paths[:3])} ({type(module).__name__})" if paths else type(module).__name__

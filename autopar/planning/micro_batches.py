@@ -40,8 +40,8 @@ def prepared_for(
     ranks = request.cluster.devices if request.inputs == "local" else 1
     for count, examples in _divided(micro_batches, meta_args, ranks):
         starting(count)
-        watch, mine = Stopwatch(), replace(request, micro_batches=count)
-        yield prepare(model, trace_for(model, examples, concrete_args, mine, watch), mine, watch)
+        watch, of_count = Stopwatch(), replace(request, micro_batches=count)
+        yield prepare(model, trace_for(model, examples, concrete_args, of_count, watch), of_count, watch)
 
 
 def _divided(micro_batches: int | Sequence[int], meta_args: Examples, ranks: int) -> list[tuple[int, Examples]]:
@@ -80,13 +80,12 @@ def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
             continue
         plans.append(plan)
         bounds.append(plan.certificate.bound)
-        best_so_far = [
-            min((*best_so_far, (prepared, plan)), key=lambda pair: pair[1].predicted.step_seconds)
-        ]  # frees slower plans
+        pairs = (*best_so_far, (prepared, plan))
+        best_so_far = [min(pairs, key=lambda pair: pair[1].predicted.step_seconds)]  # frees slower plans
     if not best_so_far:
         if timed_out := [reason for _, reason in late if isinstance(reason, TimeLimitError)]:
             raise timed_out[0]
-        raise min(refusals, key=lambda prepared: prepared.smallest_budget_bytes or float("inf"))
+        raise min(refusals, key=lambda refusal: refusal.smallest_budget_bytes or float("inf"))
     [(best, chosen)] = best_so_far
     for prepared, reason in late:
         bounds.append(_bound_without_budget(prepared))

@@ -76,19 +76,17 @@ def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[
     check_fingerprints(plan.fingerprints, fingerprints(prepared.model, prepared.traced.graph, cluster.shape))
     check_on_graph(plan, prepared.traced.graph)
     nodes = list(prepared.traced.graph.nodes)
-    by_layouts: dict[
-        int, dict[object, list[Strategy]]
-    ] = {}  # by list of strategies (equal nodes share one): by layouts
+    by_list: dict[int, dict[object, list[Strategy]]] = {}  # equal nodes share a list of strategies
     chosen = {}
     for node_plan in plan.nodes:
         node = nodes[node_plan.position]
-        every = prepared.strategies.get(node, ())
-        forms = by_layouts.get(id(every))
-        if forms is None:
-            forms = by_layouts[id(every)] = {}
-            for s in every:
-                forms.setdefault((s.inputs, s.outputs, s.local), []).append(s)
-        options = forms.get((node_plan.inputs, node_plan.outputs, node_plan.local), [])
+        strategies = prepared.strategies.get(node, ())
+        by_layouts = by_list.get(id(strategies))
+        if by_layouts is None:
+            by_layouts = by_list[id(strategies)] = {}
+            for s in strategies:
+                by_layouts.setdefault((s.inputs, s.outputs, s.local), []).append(s)
+        options = by_layouts.get((node_plan.inputs, node_plan.outputs, node_plan.local), [])
         if len(options) > 1:
             options = [min(options, key=lambda s: sum(node_seconds(node, s, cluster.device, cluster.shape)))]
         if options:
@@ -145,13 +143,13 @@ class Restated:
         Raises PlanMismatchError where the plan lists other collectives than its choices result in.
         """
         grouping = Grouping(self.memory, self.repeats)
-        moved = announced(self.memory, self.cluster, self.chosen, self._stored, self.plan.recompute, grouping)
-        _check_announced(self.plan.collectives, moved.collectives)
+        traffic = announced(self.memory, self.cluster, self.chosen, self._stored, self.plan.recompute, grouping)
+        _check_announced(self.plan.collectives, traffic.collectives)
         return simulate(
             self.memory.graph,
             self.cluster,
             {node: seconds_of(self.memory, node, strategy, self.cluster) for node, strategy in self.chosen.items()},
-            moved.transfers,
+            traffic.transfers,
             self.plan.recompute,
             micro_batches=self.plan.micro_batches,
             optimizer_seconds=self.plan.predicted.optimizer_seconds,

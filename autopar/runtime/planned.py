@@ -38,7 +38,8 @@ from autopar.runtime.ranges import named
 from autopar.runtime.ranks.agreement import agree
 from autopar.runtime.ranks.alike import Alike, CallSize, group_of_all
 from autopar.runtime.stored.changed_values import Changed, ChangedValues
-from autopar.runtime.stored.parameters import check_ready, holder_of, local_of, placements
+from autopar.runtime.stored.parameters import check_ready, local_of, placements
+from autopar.runtime.stored.places import Places
 from autopar.runtime.stored.structure import Structure, check_parameters
 from autopar.runtime.stored.trained import Trained
 from autopar.runtime.traces import Replan, Traced
@@ -90,7 +91,7 @@ class Planned:
         self._alike = Alike(self._group)
         self._values = ChangedValues()
         self.structure: Structure | None = None
-        self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        self._places = Places()
         self._calls, self._compared_next = 0, _COMPARED
 
     def belong_to(self, model: nn.Module, other: Planned) -> None:
@@ -126,15 +127,21 @@ class Planned:
         inputs = [leaves[place] if isinstance(place, int) else place for place in order]
         for observer in self.observers:
             observer(self, program, inputs)
-        lowered = program.lowered
         if not torch.compiler.is_compiling():
-            self._calls += 1
-            self.programs.note(program)
-            if not program.checked:
-                self._check_first_call(model, program, inputs)
-            elif self._calls >= self._compared_next:
-                self._check_batch(program, inputs)
-        tensors = [holder[name] for holder, name in self._state_of(model, program)]
+            self._check(model, program, inputs)
+        outputs = self._outputs_of(model, program, inputs, entry)
+        results = self._returned(program, outputs, entry)
+        results = [as_float32(value) for value in results] if self.returns_float32 else results
+        put_states(results, outputs, program, self.programs, self.device_mesh)
+        program.traced.set_on(model, results)
+        return program.traced.rebuild(results)
+
+    def _outputs_of(self, model: nn.Module, program: Program, inputs: list[Any], entry: Entry) -> Sequence[Any]:
+        """Run a program's graph on this rank's part of the inputs and of the model's tensors."""
+        if not self._places.has(program):
+            self._places.find(model, program, self.rank.device, self.programs.numbers)
+            self._values.keep(self.programs.numbers)
+        lowered, tensors = program.lowered, [holder[name] for holder, name in self._places.of(program)]
         check_parameters(tensors, lowered.state, self._stored, program.state)
         lowered.writes.write(tensors)
         transit = self._transit(lowered, tensors)
@@ -148,11 +155,7 @@ class Planned:
             outputs = lowered.module(*inputs, *state, transit, *random)
         if not torch.compiler.is_compiling():
             prepare_backward(outputs, inputs, tensors)
-        results = self._returned(program, outputs, entry)
-        results = [as_float32(value) for value in results] if self.returns_float32 else results
-        put_states(results, outputs, program, self.programs, self.device_mesh)
-        program.traced.set_on(model, results)
-        return program.traced.rebuild(results)
+        return outputs
 
     def _returned(self, program: Program, outputs: Sequence[Any], entry: Entry) -> list[Any]:
         """The outputs of a call as the loop gets them; submodules and methods return plain tensors only."""
@@ -261,6 +264,16 @@ class Planned:
         states = layouts_of_states(self.programs.rows_of_states, self.rank.mesh)
         return global_stand_ins(entry.of(model), ChainMap(states, *layouts_of), rows, args, kwargs, states)
 
+    def _check(self, model: nn.Module, program: Program, inputs: Sequence[Any]) -> None:
+        """Count a call, and compare what ranks must have in common: all of it at a program's first call, later their
+        batches, at some calls."""
+        self._calls += 1
+        self.programs.note(program)
+        if not program.checked:
+            self._check_first_call(model, program, inputs)
+        elif self._calls >= self._compared_next:
+            self._check_batch(program, inputs)
+
     def _check_first_call(self, model: nn.Module, program: Program, inputs: Sequence[Any]) -> None:
         """Find what would make ranks disagree later, before the first collective of a program."""
         error: AutoparError | None = None
@@ -281,19 +294,3 @@ class Planned:
         self._compared_next *= 2
         if program.whole(inputs):
             agree(self.rank.device, program.batch_digests(inputs))
-
-    # -- values --------------------------------------------------------------------------------------
-
-    def _state_of(self, model: nn.Module, program: Program) -> list[tuple[dict[str, Any], str]]:
-        """Where each parameter, buffer and constant that a program reads is kept: a dictionary and a key in it."""
-        places = self._state.get(program.number)
-        if places is None:
-            kept = self.programs.numbers
-            self._state = {number: held for number, held in self._state.items() if number in kept}
-            self._values.keep(kept)
-            own = program.traced.constants
-            constants = {name: v.to(self.rank.device) for name, v in own.items() if isinstance(v, torch.Tensor)}
-            places = self._state[program.number] = [
-                (constants, name) if name in constants else holder_of(model, name) for name in program.lowered.state
-            ]
-        return places

@@ -28,9 +28,8 @@ class ExecutionOrder:
         self.root = root
         self.modules: list[nn.Module] = [root]
         self._current = root
-        self._events: dict[nn.Module, list[nn.Module | tuple[str, ...]]] = {
-            root: []
-        }  # by module: calls of children, and parameters of operations
+        # By module: calls of children, and parameters of operations.
+        self._events: dict[nn.Module, list[nn.Module | tuple[str, ...]]] = {root: []}
         self._uses: dict[str | nn.Module, None] = {}  # names and leaves in the order of their first use
 
     @contextlib.contextmanager

@@ -31,7 +31,7 @@ from autopar.tracing.leaves.which import LeafPolicy, LeafTypes, Predicate
 from autopar.tracing.libraries import DataFreePaths
 from autopar.tracing.model_state.caches import forget
 from autopar.tracing.model_state.carried_states import with_states
-from autopar.tracing.model_state.own_hooks import users_hooks
+from autopar.tracing.model_state.lost_warnings import warn_of_lost
 from autopar.tracing.rewriting import bias
 from autopar.tracing.traced import Traced
 from autopar.user_warnings import warn
@@ -125,22 +125,7 @@ def trace(
         )
     finally:
         forget(options.remaining, root)
-    if traced.lost.attributes:
-        warn(
-            f"forward sets {', '.join(traced.lost.attributes[:4])}, which later calls neither read again nor set: "
-            "make it a buffer, or pass it as an argument and return it"
-        )
-    hooked = users_hooks(root)
-    if traced.lost.places and not hooked:
-        warn(
-            f"forward stores what it computes at {', '.join(traced.lost.places[:4])} in an object, class, list or dict "
-            "outside its modules, and later calls do not: return it from forward"
-        )
-    if hooked:
-        warn(
-            f"forward hooks of {', '.join(hooked[:4])} run now, while the model is traced, and not at every call: "
-            "their changes to outputs are part of the plan, their other effects are lost; return what they collect"
-        )
+    warn_of_lost(root, traced.lost)
     if prove_sizes:
         traced.inputs = replace(traced.inputs, sizes=_free_sizes(root, traced.inputs, options, traced))
     return traced

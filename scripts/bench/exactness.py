@@ -28,7 +28,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,7 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--models", help="names, with commas between; default: all")
     parser.add_argument(
@@ -214,38 +214,29 @@ def main() -> int:
     parser.add_argument("--dropout", action="store_true", help="bit for bit, with dropout")
     parser.add_argument("--steps", type=int, help="default: 50, and 200 with --dropout")
     parser.add_argument("--out", type=Path, help="a file of JSON lines, which a later call goes on with")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parsed()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # hints on norms over two axes
     dist.init_process_group("gloo", timeout=timedelta(minutes=30))
-    meshes = {shape: init_device_mesh("cpu", shape) for shape in ((4,), (2, 2))}
+    shapes: list[tuple[int, ...]] = [(4,), (2, 2)]
+    meshes = {shape: init_device_mesh("cpu", shape) for shape in shapes}
     names = options.models.split(",") if options.models else list(DROPPED if options.dropout else MODELS)
     if options.dropout:
         jobs = [(name, kind) for kind in ("ddp", "fsdp+tp") for name in names]
     else:
         jobs = kinds_in_turn(names, options.kinds)
     steps = options.steps or (200 if options.dropout else 50)
-    rows = (
-        [json.loads(line) for line in options.out.read_text().splitlines()]
-        if options.out and options.out.exists()
-        else []
-    )
+    lines = options.out.read_text().splitlines() if options.out and options.out.exists() else []
+    rows = [json.loads(line) for line in lines]
     done = {(row["model"], row["plan"]) for row in rows}
-    for name, kind in jobs:
-        if (name, kind) in done:
-            continue
-        start = time.process_time()
-        try:
-            if options.dropout:
-                found = beside_itself(name, kind, steps, meshes[(4,) if kind == "ddp" else (2, 2)])
-            else:
-                found = beside_one_process(name, kind, steps, meshes[mesh_shape(kind)])
-        except Exception as error:
-            traceback.print_exc()
-            found = {"error": f"{type(error).__name__}: {error}"[:200]}
+    for name, kind in (job for job in jobs if job not in done):
+        row = compared(name, kind, steps, meshes, dropout=options.dropout)
         dist.barrier()
-        row = {"model": name, "plan": kind, "steps": steps, **found, "cpu s": round(time.process_time() - start)}
         rows.append(row)
         if dist.get_rank() == 0:
             print(json.dumps(row), file=sys.stderr, flush=True)
@@ -257,6 +248,22 @@ def main() -> int:
     wrong = [row for row in rows if not is_right(row)] if dist.get_rank() == 0 else []
     dist.destroy_process_group()
     return bool(wrong)
+
+
+def compared(
+    name: str, kind: str, steps: int, meshes: Mapping[tuple[int, ...], DeviceMesh], *, dropout: bool
+) -> dict[str, Any]:
+    """The row of one model under one kind of plan; an error is its result."""
+    start = time.process_time()
+    try:
+        if dropout:
+            result = beside_itself(name, kind, steps, meshes[(4,) if kind == "ddp" else (2, 2)])
+        else:
+            result = beside_one_process(name, kind, steps, meshes[mesh_shape(kind)])
+    except Exception as error:
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {error}"[:200]}
+    return {"model": name, "plan": kind, "steps": steps, **result, "cpu s": round(time.process_time() - start)}
 
 
 if __name__ == "__main__":

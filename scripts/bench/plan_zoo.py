@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markdown_tables import markdown
 from zoo_models import FAMILIES, architectures, one_of_each_kind, title
 from zoo_report import last_records
 from zoo_source import PLANNER
@@ -116,28 +117,24 @@ def without_rule(records: Iterable[Record], key: str) -> list[list[str]]:
 def report(records: list[Record], notes: list[str], others: Sequence[Sequence[Record]] = ()) -> list[str]:
     """The whole table as Markdown; `others` are records of further meshes."""
     lines = ["# The zoo, planned", "", *notes, sources_told([*records, *itertools.chain(*others)], PLANNER), ""]
-    lines += _markdown(["wanted", "reached by"], goals(records))
-    lines += ["", *_markdown(HEAD, rows(records))]
+    lines += markdown(["wanted", "reached by"], goals(records))
+    lines += ["", *markdown(HEAD, rows(records))]
     lines += ["", *LEGEND]
     for other in others:
         cells = on_mesh(other)
         lines += ["", f"## On {cells[0][1] if cells else 'another mesh'}", ""]
-        lines += _markdown(["architecture", "mesh", "replicated", "gap", "CPU s"], cells)
+        lines += markdown(["architecture", "mesh", "replicated", "gap", "CPU s"], cells)
     for key, name in (("ops_without", "Ops without a rule"), ("discovered_ops", "Ops whose rule was discovered")):
-        lines += ["", f"## {name}", "", *_markdown(["op", "architectures", "such as"], without_rule(records, key))]
+        lines += ["", f"## {name}", "", *markdown(["op", "architectures", "such as"], without_rule(records, key))]
     failed = [
         [r["name"], r["status"], r.get("why", "")[:160]] for r in records if r["status"] in ("failed", "not traced")
     ]
-    lines += ["", "## Not planned", "", *_markdown(["architecture", "status", "why"], failed)]
+    lines += ["", "## Not planned", "", *markdown(["architecture", "status", "why"], failed)]
     short = [r for r in records if "under_rule" in r and not all(goal(r) for _, goal in GOALS)]
     shares = ("under_rule", "discovered", "none", "on_batch", "on_inner")
     each = [[r["name"], *(f"{100 * r[share]:.1f} %" for share in shares)] for r in short]
-    lines += ["", "## Short of a goal", "", *_markdown(["architecture", *shares], each)]
+    lines += ["", "## Short of a goal", "", *markdown(["architecture", *shares], each)]
     return lines
-
-
-def _markdown(head: list[str], cells: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
 
 
 def told(record: Record, number: int, of: int) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from markdown_tables import markdown
 from torch import nn
 
 from autopar.report.tables import table
@@ -194,10 +195,6 @@ def by_depth(repeats: int) -> list[list[str]]:
         per_node = [f"{1e6 * s / nodes:.0f}" for s in seconds]
         rows.append([str(layers), str(nodes), *(f"{s:.3f}" for s in seconds), *per_node])
     return rows
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def main() -> None:

@@ -7,10 +7,11 @@ import csv
 import json
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markdown_tables import markdown
 from zoo_models import FAMILIES, title
 from zoo_source import TRACER, told
 
@@ -73,15 +74,10 @@ def cause(record: Mapping[str, Any]) -> str:
     return re.sub(r"\d+(\.\d+)?", "N", text)[:110].strip()
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
-
-
 def write_report(records: Records, path: Path, notes: Sequence[str]) -> None:
     """Write `path`.md (summary, and models not traced as a whole) and `path`.csv (one line per architecture)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["# The zoo, traced", "", *notes, told(records.values(), TRACER), "", *_markdown(_HEAD, _rows(records)), ""]
+    lines = ["# The zoo, traced", "", *notes, told(records.values(), TRACER), "", *markdown(_HEAD, _rows(records)), ""]
     lines += [
         "run: architectures in the registry that were run. built: their default config gives a model. whole: every op "
         "is in the graph. leaves: some modules, or functions, `f()`, are one node, in the worst case the model's "
@@ -99,7 +95,7 @@ def write_report(records: Records, path: Path, notes: Sequence[str]) -> None:
     ]
     if changed := [record for record in records.values() if "changed" in record]:
         rows = [[r["name"], title(r["family"]), r["changed"], r["status"]] for r in changed]
-        lines += ["## With something changed", "", *_markdown(["architecture", "family", "changed", "then"], rows), ""]
+        lines += ["## With something changed", "", *markdown(["architecture", "family", "changed", "then"], rows), ""]
     for status in ("leaves", *_BUILT[2:], "not built"):
         mine = [record for record in records.values() if record["status"] == status]
         if mine:
@@ -122,7 +118,7 @@ def _listed(records: Sequence[Mapping[str, Any]]) -> list[str]:
             eager = record.get("eager", "")
             rows.append([record["name"], title(record["family"]), _short(record.get("why", "")), _short(eager, 80)])
     last = ["leaves", "why"] if records[0]["status"] == "leaves" else ["why", "run on the meta device without a trace"]
-    return _markdown(["architecture", "family", *last], rows)
+    return markdown(["architecture", "family", *last], rows)
 
 
 def _short(text: str, width: int = 160) -> str:

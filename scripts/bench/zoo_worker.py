@@ -82,17 +82,10 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
     best: dict[str, Any] = {}
     try:
         for inputs in examples(family, model, options["batch"], options["length"]):
-            found = {"inputs": {key: shape(value) for key, value in inputs.items()}} | traced(model, inputs, limit)
-            caching = [part for part in parts_of(config) if getattr(part, "use_cache", False)]
-            if (found["status"] in (*_NO_RUN, "failed") or is_one_node(found)) and caching:
-                for part in caching:
-                    part.use_cache = False  # training needs no cache
-                found = better(found, traced(model, inputs, limit) | {"changed": "use_cache=False"})
-                for part in caching:
-                    part.use_cache = True
+            trace = with_or_without_cache(model, config, inputs, limit)
             # A model that does not run with one guess, and fails to be traced with a further one, does not run.
-            if not (best.get("status") == "does not run" and found["status"] == "failed"):
-                best = better(best, found) if best else found
+            if not (best.get("status") == "does not run" and trace["status"] == "failed"):
+                best = better(best, trace) if best else trace
             if best["status"] not in _NO_RUN:
                 break
     except Exception as error:  # reading a config may raise anything
@@ -114,6 +107,19 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
     if "passes" in str(record.get("leaves")):
         record["unrolled"] = shorter(family, model, options)
     record["peak_bytes"] = peak_bytes()
+    return record
+
+
+def with_or_without_cache(model: nn.Module, config: Any, inputs: dict[str, Any], limit: float) -> dict[str, Any]:
+    """The record of a trace on these inputs; where it fails and the config asks for a cache, of the better of two."""
+    record = {"inputs": {key: shape(value) for key, value in inputs.items()}} | traced(model, inputs, limit)
+    caching = [part for part in parts_of(config) if getattr(part, "use_cache", False)]
+    if (record["status"] in (*_NO_RUN, "failed") or is_one_node(record)) and caching:
+        for part in caching:
+            part.use_cache = False  # training needs no cache
+        record = better(record, traced(model, inputs, limit) | {"changed": "use_cache=False"})
+        for part in caching:
+            part.use_cache = True
     return record
 
 

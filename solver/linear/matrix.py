@@ -104,15 +104,16 @@ class Matrix:
         self._own = self.lower.copy(), self.upper.copy()
         self.implications = _implications(program)
         self.products = _products(program, np.searchsorted(self.row, np.arange(self.lines)))
-        self.flows = np.stack(_joined(program.flows, 3), axis=1)
+        self.flows = np.stack(_joined(program.records.flows, 3), axis=1)
         self.end_rows, self.end_choices = self._ends()
-        self._uses = np.repeat(np.arange(len(program.flows)), [len(flags.variables) for flags in program.flows])
+        lengths = [len(flows.variables) for flows in program.records.flows]
+        self._uses = np.repeat(np.arange(len(lengths)), lengths)
         self.optional = self._optional()
         self.dormant = np.zeros(self.lines, dtype=bool)  # rows that are redundant if their variable is left out
         for rows, of in ((self.implications.rows, self.implications.child), (self.products.rows, self.products.z)):
             self.dormant[rows[self.optional[of]]] = True
         self.dormant[self.products.floors] = True
-        self._any, self._rest = self._indicators(program.any_rows), self._indicators(program.rest_rows)
+        self._any, self._rest = self._indicators(program.records.any_rows), self._indicators(program.records.rest_rows)
         self.slopes = np.zeros(len(self.products.rows))  # lower bound of the sum of counts in each product
         self.floored = self.slopes > 0  # whether the product needs its floor row
 
@@ -222,9 +223,9 @@ def _joined(chunks: Sequence[tuple[Array, ...]], fields: int) -> list[Array]:
 
 
 def _implications(program: Program) -> Implications:
-    rows, child, parent = _joined(program.implied_rows, 3)
-    lengths = [len(implied.rows) for implied in program.implied_rows]
-    is_bare = np.repeat([implied.is_bare for implied in program.implied_rows], lengths)
+    rows, child, parent = _joined(program.records.implied_rows, 3)
+    lengths = [len(implied.rows) for implied in program.records.implied_rows]
+    is_bare = np.repeat([implied.is_bare for implied in program.records.implied_rows], lengths)
     batch = _ranks(child) * (1 + len(rows)) + _ranks(parent)
     return Implications(rows, child, parent, is_bare.astype(bool), np.isin(child, parent), batch)
 
@@ -240,19 +241,19 @@ def _ranks(keys: Array) -> Array:
 
 def _products(program: Program, starts: Array) -> Products:
     """`starts`: the index of each row's first entry."""
-    rows, floors, z, ones, _ = _joined(program.products, 5)
+    rows, floors, z, ones, _ = _joined(program.records.products, 5)
     kinds: dict[tuple[tuple[int, float], ...], int] = {}
-    kind = [kinds.setdefault(tuple(product.times.items()), len(kinds)) for product in program.products]
-    lengths = np.array([len(product.rows) for product in program.products], dtype=np.int64)
+    kind = [kinds.setdefault(tuple(product.times.items()), len(kinds)) for product in program.records.products]
+    lengths = np.array([len(product.rows) for product in program.records.products], dtype=np.int64)
     before = np.cumsum(lengths) - lengths
-    owners = [product.owner + first for product, first in zip(program.products, before, strict=True)]
+    owners = [product.owner + first for product, first in zip(program.records.products, before, strict=True)]
     owner = np.concatenate([np.zeros(0, dtype=np.int64), *owners])
     behind = 1 + _ranks(owner)  # z
     return Products(
         rows,
         floors,
         z,
-        np.repeat([product.most for product in program.products], lengths),
+        np.repeat([product.most for product in program.records.products], lengths),
         np.repeat(np.array(kind, dtype=np.int64), lengths),
         [dict(times) for times in kinds],
         ones,

@@ -13,7 +13,7 @@ from autopar.solver.linear.engines import Engine, engine, is_highs, optimise
 from autopar.solver.linear.highs import Basis
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.outcome import INTEGRALITY, NONE, Bounds, Outcome
-from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator, Opened
+from autopar.solver.linear.records import CountProducts, Flows, Implied, Records
 from autopar.solver.linear.relaxation import Relaxation
 from autopar.solver.linear.shared_columns import SharedColumns
 from autopar.solver.linear.terms import Array, Entries, Terms
@@ -40,17 +40,15 @@ class Program:
     rows: list[tuple[str, int, float]] = field(default_factory=list)  # name, sense (-1: at most, 1: at least), right
     entries: Entries = field(default_factory=Entries)
     budget: int | None = None  # variable whose upper bound makes relaxations slow, but mostly costs little
-    counts: list[Count] = field(default_factory=list)  # branch and bound branches on these first
-    nested_counts: list[list[Count]] = field(default_factory=list)  # chains in which no count exceeds the one before
-    any_rows: list[Indicator] = field(default_factory=list)  # m q - r >= 0, as in `solver.linear.records`
-    rest_rows: list[Indicator] = field(default_factory=list)  # m k + r >= m
-    products: list[CountProducts] = field(default_factory=list)
-    flows: list[Flows] = field(default_factory=list)
-    implied_rows: list[Implied] = field(default_factory=list)
-    opened: list[Opened] = field(default_factory=list)
+    records: Records = field(default_factory=Records)  # rows by their meaning
     shared_columns: SharedColumns = field(default_factory=SharedColumns)
     _matrix: Matrix | None = None
     _root: tuple[Array, Outcome] | None = None  # the costs and the relaxation of the whole program
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether the program decides how many blocks recompute."""
+        return bool(self.records.counts)
 
     def variable(
         self, name: str, *, lower: float = 0.0, upper: float | None = 1.0, integer: bool = False, whole: bool = True
@@ -113,7 +111,7 @@ class Program:
         flows = numbers[i, j]
         self.entries.add(start[i], flows, 1.0)
         self.entries.add(end[j], flows, 1.0)
-        self.flows.append(Flows(flows, start[i], end[j]))
+        self.records.flows.append(Flows(flows, start[i], end[j]))
         return numbers
 
     def implies(
@@ -125,7 +123,7 @@ class Program:
         self.entries.add(rows, child, -1.0)
         for variable, coefficient in terms:
             self.entries.add(rows, np.full(len(rows), variable), coefficient)
-        self.implied_rows.append(Implied(rows, child, parent, not terms))
+        self.records.implied_rows.append(Implied(rows, child, parent, not terms))
 
     def multiple(
         self, name: str, variables: Array, ones: Sequence[Array], times: Mapping[int, float], most: float
@@ -139,7 +137,7 @@ class Program:
         for lines, slope in ((rows, most), (floors, 0.0)):
             self.entries.add(lines, variables, 1.0)
             self.entries.add(lines[owner], all_ones, -slope)
-        self.products.append(CountProducts(rows, floors, variables, all_ones, owner, dict(times), most))
+        self.records.products.append(CountProducts(rows, floors, variables, all_ones, owner, dict(times), most))
 
     def matrix(self) -> Matrix:
         """The program as arrays; made anew if variables or rows were added since."""

@@ -10,7 +10,11 @@ Within narrower bounds of r both rows can be tightened, which `solver.linear.mat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from autopar.solver.linear.terms import Array
 
@@ -73,3 +77,63 @@ class CountProducts(NamedTuple):
     owner: Array  # for each of `ones`, the index of its z
     times: dict[int, float]  # t: the coefficient of each count
     most: float  # the largest value of t
+
+
+@dataclass
+class Records:
+    """All records of a program."""
+
+    counts: list[Count] = field(default_factory=list)  # branch and bound branches on these first
+    nested_counts: list[list[Count]] = field(default_factory=list)  # chains in which no count exceeds the one before
+    any_rows: list[Indicator] = field(default_factory=list)  # m q - r >= 0
+    rest_rows: list[Indicator] = field(default_factory=list)  # m k + r >= m
+    products: list[CountProducts] = field(default_factory=list)
+    flows: list[Flows] = field(default_factory=list)
+    implied_rows: list[Implied] = field(default_factory=list)
+    opened: list[Opened] = field(default_factory=list)
+
+    def of_part(self, inside: Array, place: Array, line: Array) -> Records:
+        """The records of a part of the program. `inside`: the columns that the part has; `place`, `line`: the numbers
+        of columns and rows in the part."""
+        return Records(
+            counts=_counts(self.counts, place),
+            nested_counts=[_counts(chain, place) for chain in self.nested_counts],
+            any_rows=_indicators(self.any_rows, place, line),
+            rest_rows=_indicators(self.rest_rows, place, line),
+            products=[_product(product, inside, place, line) for product in self.products],
+            flows=[_flows(flows, inside, place, line) for flows in self.flows],
+            implied_rows=[_implied(implied, inside, place, line) for implied in self.implied_rows],
+            opened=[Opened(int(place[b]), int(place[e]), n) for b, e, n in self.opened if inside[b]],
+        )
+
+
+def _counts(counts: Sequence[Count], place: Array) -> list[Count]:
+    return [Count(int(place[r]), int(place[q])) for r, q in counts]
+
+
+def _indicators(rows: Sequence[Indicator], place: Array, line: Array) -> list[Indicator]:
+    return [Indicator(int(line[row]), int(place[count]), int(place[indicator])) for row, count, indicator in rows]
+
+
+def _flows(flows: Flows, inside: Array, place: Array, line: Array) -> Flows:
+    has = inside[flows.variables]
+    return Flows(place[flows.variables[has]], line[flows.source_rows[has]], line[flows.target_rows[has]])
+
+
+def _implied(implied: Implied, inside: Array, place: Array, line: Array) -> Implied:
+    has = inside[implied.child]
+    return Implied(line[implied.rows[has]], place[implied.child[has]], place[implied.parent[has]], implied.is_bare)
+
+
+def _product(product: CountProducts, inside: Array, place: Array, line: Array) -> CountProducts:
+    has = inside[product.z]
+    ones = inside[product.ones] & has[product.owner]
+    return CountProducts(
+        line[product.rows[has]],
+        line[product.floors[has]],
+        place[product.z[has]],
+        place[product.ones[ones]],
+        (np.cumsum(has) - 1)[product.owner[ones]],
+        {int(place[v]): c for v, c in product.times.items()},
+        product.most,
+    )

@@ -29,8 +29,10 @@ BytesOf = Callable[[StepMemory, TensorRef, Layout, Layout], int]
 
 
 class Alive:
-    """Of a model's ops. `into`: by op, the flows into it, grouped by the tensor read, without those of parameters.
-    `reads`: flows by the op that makes the tensor, the output's number and the reader, with or without the input's."""
+    """What lives at the points of a model's ops, as expressions of its variables.
+
+    `into`: by op, the flows into it, grouped by the tensor read, without those of parameters. `reads`: flows by the op
+    that makes the tensor, the output's number and the reader, with or without the number of the reader's input."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.problem = model, model.problem

@@ -142,6 +142,7 @@ class ForwardRows:
         return tuple(read for _, read in sorted(reads))
 
     def _region(self, i: int) -> _Region:
+        """What the rows of region `i` depend on."""
         group, stays = self.grouping.together(i), []
         for node, readers in self.readers.items():
             regions = [self.grouping.region(reader) for reader in readers]
@@ -175,6 +176,8 @@ class _Block:
         self.landed: Expression = {}  # those of a bucket that lands as a whole, once it has
 
     def add(self) -> None:
+        """Walk over the block's ops: copies come with the ops that are the first to read them, and leave with the last
+        ones; each point in between has its rows."""
         rows, region = self.rows, self.region
         together = not region.begins or not region.cut
         for stay, _ in region.stays:

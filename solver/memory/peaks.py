@@ -72,6 +72,7 @@ class Peaks:
         self._first_of_level(number, stage_bytes, stage.depth, w, there, before, blocks)
 
     def _add(self, number: int, stage_bytes: StageBytes, sums: Living) -> None:
+        """Add the rows of all levels, for the case that not all blocks that share buckets are recomputed whole."""
         fullest, behind, next_one, last, there, before = sums
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
         m, blocks = stage.count, self.transfers.blocks(number, divided=not self.transfers.dividing(number))
@@ -150,9 +151,8 @@ class Peaks:
         whole = bool(level and level == stage.depth)
         limit = limit_of(self.model, stage) if stage.depth > 1 else 0.0
         off, right = only_at(self.model.any_recomputed.get(number, []), level, limit)
-        inputs = (
-            stage_bytes.kept.first_inputs if whole or stage.depth == 1 else {}
-        )  # 0 where the block is not recomputed
+        # 0 where the block is not recomputed
+        inputs = stage_bytes.kept.first_inputs if whole or stage.depth == 1 else {}
         terms = {**self._gradients_of_others(stage_bytes, stage.count), **inputs, **off}
         self._cases(here, [*there, before], w, blocks, terms, right)
         self._divided(f"{here}, divided", number, [*there, before], w, terms, right)

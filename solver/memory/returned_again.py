@@ -39,15 +39,12 @@ def returned_again(
         for level in range(dropped, depth):
             span = levels.holding(op.again.offset, level)
             assert span is not None
-            for part in (
-                stages[op.stage].block.besides,
-                stages[op.stage].block.freed,
-            ):  # from the segment's begin to its end
+            block = stages[op.stage].block
+            for by_segment in (block.besides, block.freed):  # it is there from the segment's begin to its end
                 for variable, size in sizes.items():
-                    add(part.setdefault((level, span), {}), variable, size)
-        until = [
-            saver.end for saver in _savers(copies, problem.memory, root) if problem.ops[saver.op].stage == op.stage
-        ]
+                    add(by_segment.setdefault((level, span), {}), variable, size)
+        savers = _savers(copies, problem.memory, root)
+        until = [saver.end for saver in savers if problem.ops[saver.op].stage == op.stage]
         total = by_level.setdefault((op.stage, max([dropped, *until])), {})
         for variable, size in sizes.items():
             total[variable] = total.get(variable, 0.0) + size

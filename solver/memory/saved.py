@@ -7,7 +7,8 @@ up to, but not including, `end`. The fields of `StageBytes` get these variables:
 
     block.by_op       s_v >= x[v], s_v >= s_u            one block up to op v; u: the op before v that keeps it
     kept.all_blocks   k >= (z_start - z_end)[v]          all blocks after forward, for each v
-    kept.but_last     k >= (z_start - z_end)[v] - x[v]   all blocks but the last, for each v
+    kept.but_last     k >= (z_start - z_end)[v] - x[v]   all blocks but the last, for each v; without - x[v] where
+                                                         `start` is above the level: the last may not keep it
     block.besides     b >= x[v] - sum of x[u]            an inner segment: what its op v reads, and no op u before the
                                                          segment keeps in any case
 
@@ -60,6 +61,7 @@ class Saved:
             yield level, span
 
     def _statistics(self) -> None:
+        """Add what ops keep beside their inputs and outputs: statistics and masks, which no two ops share."""
         for number, op in enumerate(self.problem.ops):
             internal = self.memory.saved(op.node)[2]
             if not internal:

@@ -27,7 +27,7 @@ class Boxes:
     def at(self, values: Mapping[int, float]) -> Bounds:
         """The box in which the counts are fixed to these values."""
         bounds: dict[int, tuple[float, float]] = {}
-        for count, whether in self.program.counts:
+        for count, whether in self.program.records.counts:
             bounds |= {whether: (min(values[count], 1.0),) * 2, count: (values[count],) * 2}
         return self._with_kept(bounds)
 
@@ -35,17 +35,17 @@ class Boxes:
         """Whether the counts can have these values: each within its bounds, and none larger than the one before it in a
         chain of nested counts."""
         within = all(low <= values[count] <= high for count in values for low, high in [self.range({}, count)])
-        chains = [[values[count] for count, _ in chain] for chain in self.program.nested_counts]
+        chains = [[values[count] for count, _ in chain] for chain in self.program.records.nested_counts]
         return within and all(chain == sorted(chain, reverse=True) for chain in chains)
 
     def is_fixed(self, counts: Bounds) -> bool:
         """Whether every count is fixed."""
-        ranges = [self.range(counts, count) for count, _ in self.program.counts]
+        ranges = [self.range(counts, count) for count, _ in self.program.records.counts]
         return all(low == high for low, high in ranges)
 
     def open(self, counts: Bounds) -> list[tuple[int, int]]:
         """The counts that are not fixed, each with its indicator (1 if any block recomputes)."""
-        return [pair for pair in self.program.counts if len(set(self.range(counts, pair[0]))) > 1]
+        return [pair for pair in self.program.records.counts if len(set(self.range(counts, pair[0]))) > 1]
 
     def split(self, node: Outcome, fixed: float | None = None) -> Iterator[Bounds]:
         """Split a box by the count whose products have the largest errors, at the count's value in the relaxation.
@@ -87,7 +87,7 @@ class Boxes:
         if part[0] > part[1]:
             return None
         bounds = {**counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
-        for chain in self.program.nested_counts:
+        for chain in self.program.records.nested_counts:
             places = [i for i, (nested, _) in enumerate(chain) if nested == count]
             for place in places:
                 for i, (other, its) in enumerate(chain):
@@ -102,7 +102,8 @@ class Boxes:
     def _with_kept(self, counts: Bounds) -> Bounds:
         """A box with the indicator k fixed to 1 for each count whose upper bound is below the number of blocks: some
         block does not recompute then."""
-        below = [k for _, count, k in self.program.rest_rows if self.range(counts, count)[1] < self.range({}, count)[1]]
+        rows = self.program.records.rest_rows
+        below = [k for _, count, k in rows if self.range(counts, count)[1] < self.range({}, count)[1]]
         return {**counts, **dict.fromkeys(below, (1.0, 1.0))}
 
 

@@ -77,7 +77,7 @@ class Branching:
         """The best solution of the program, whose relaxation is `root`, with the bound that is proven."""
         incumbent, splits = self.incumbent, 0
         self.open.push(root)
-        self.binds = bool(self.program.counts) and self.program.budget_binds(root)
+        self.binds = self.program.has_counts and self.program.budget_binds(root)
         is_far = not self.is_large and self.binds and incumbent.is_far(root.objective)
         if is_far and incumbent.closes(root, _WHOLE_SHARE, _WHOLE_NODES):
             self.open.clear()
@@ -203,7 +203,7 @@ class Branching:
             if self.incumbent.best is None:
                 self.incumbent.solve(near)
         if self.incumbent.best is None:
-            highest = self.boxes.at({count: self.boxes.range({}, count)[1] for count, _ in self.program.counts})
+            highest = self.boxes.at({count: self.boxes.range({}, count)[1] for count, _ in self.program.records.counts})
             self._round_parts(self._relaxed_part(root, highest))
             self.incumbent.find_first(root, highest)
 
@@ -238,7 +238,8 @@ class Branching:
         """Solve a box that is done, or cut it by choices, then its likelier part and so on; returns the open parts.
         Once a good incumbent is found, the box itself may be small enough to be solved, which replaces its parts."""
         incumbent, node, parts = self.incumbent, box, list[Outcome]()
-        if incumbent.best is None and not incumbent.has_many(box) and not self.program.counts and incumbent.solve(box):
+        is_first = incumbent.best is None
+        if is_first and not self.program.has_counts and not incumbent.has_many(box) and incumbent.solve(box):
             return []
         if incumbent.best is None and not self.is_large and self.program.as_whole(box) is None:
             incumbent.round(box)

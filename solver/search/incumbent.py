@@ -90,7 +90,7 @@ class Incumbent:
         flows = int(np.isin(kept, self.program.matrix().flows[:, 0]).sum())
         if self.is_large and flows > _MAX_FLOWS_UNCUT_BUCKETS and self.openings.split(node) is not None:
             return True
-        return flows > (_MAX_FLOWS_UNCUT if self.is_large or not self.program.counts else _MAX_FLOWS_UNCUT_SMALL)
+        return flows > (_MAX_FLOWS_UNCUT if self.is_large or not self.program.has_counts else _MAX_FLOWS_UNCUT_SMALL)
 
     def is_mixed(self, node: Outcome) -> bool:
         """Whether the relaxation of a box is far below the incumbent, in a large program without counts.
@@ -98,7 +98,7 @@ class Incumbent:
         Such a relaxation mixes a choice whose collectives are hidden with a choice of the same op that has none. In one
         case HiGHS reached a gap of 13 % in a minute, while four cuts by the choices of that op closed it.
         """
-        return self.is_large and not self.program.counts and self.is_far(node.objective)
+        return self.is_large and not self.program.has_counts and self.is_far(node.objective)
 
     def round(self, node: Outcome) -> None:
         """Look for a good solution of a done box quickly: only with the choices of nonzero value in its relaxation."""

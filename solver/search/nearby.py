@@ -24,7 +24,7 @@ _MAX_STEP_SECONDS = 5.0  # limit of one step: another count may be relaxed soone
 
 def nearby(program: Program, boxes: Boxes, clock: Clock, root: Outcome) -> Outcome:
     """The relaxation with fixed counts near the root's that no single step improves, or the best one found in time."""
-    counts = [count for count, _ in program.counts]
+    counts = [count for count, _ in program.records.counts]
     values = {
         number: min(boxes.range({}, number)[1], float(math.ceil(root.values[number] - INTEGRALITY)))
         for number in counts

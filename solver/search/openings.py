@@ -21,8 +21,9 @@ class Openings:
     """The 0/1 variables of a program that say whether a bucket is open (`solver.linear.records.Opened`)."""
 
     def __init__(self, program: Program) -> None:
-        self._numbers = np.array([bucket.variable for bucket in program.opened], dtype=np.int64)
-        self._latencies = np.array([bucket.latencies * program.cost[bucket.missing] for bucket in program.opened])
+        buckets = program.records.opened
+        self._numbers = np.array([bucket.variable for bucket in buckets], dtype=np.int64)
+        self._latencies = np.array([bucket.latencies * program.cost[bucket.missing] for bucket in buckets])
 
     def split(self, node: Outcome) -> tuple[Bounds, Bounds] | None:
         """The two parts of a relaxation's box, the likelier one first; None if no bucket of weight is open in part."""

@@ -69,7 +69,7 @@ def search(
         return outcome
     remaining, close = (
         patience - clock.elapsed if best is None else clock.remaining(True),
-        _ROOT_GAP if program.counts else None,
+        _ROOT_GAP if program.has_counts else None,
     )
     root = program.root(solver, remaining, time_limit / 2, close=close, first=first)
     if best is not None and root.status in ("stopped", "infeasible"):  # infeasible by HiGHS's tolerance alone
@@ -78,7 +78,7 @@ def search(
         raise clock.too_short()
     if root.status == "infeasible" or not any(program.integer):
         return root
-    if not program.counts and len(program.names) <= _MAX_COLUMNS_WHOLE:
+    if not program.has_counts and len(program.names) <= _MAX_COLUMNS_WHOLE:
         return Branching(program, solver, gap, clock, best).run(root)
     return _by_parts(program, root, solver, gap, clock, best)
 
@@ -92,7 +92,7 @@ def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> 
     """The best solution of a large program with a budget, if the budget costs little; else None."""
     budget = program.budget
     is_small = len(program.names) <= incumbent.MAX_SMALL_PROGRAM
-    if budget is None or not program.counts or is_small or not is_highs(solver):
+    if budget is None or not program.has_counts or is_small or not is_highs(solver):
         return None
     free = {budget: (program.lower[budget], math.inf)}
     rough = program.relax(solver, clock.patience - clock.elapsed, free, clock.limit / 2, close=math.inf)
@@ -193,9 +193,8 @@ def _of_part(
     start = None if best is None else replace(best, values=best.values[part.columns])
     if start is not None and clock.remaining(True) <= 0:
         return replace(start, status="feasible")
-    remaining = (
-        clock.patience - clock.elapsed if start is None else clock.remaining(True)
-    )  # a first solution may use all patience
+    # A first solution may use all patience.
+    remaining = clock.patience - clock.elapsed if start is None else clock.remaining(True)
     root = _rooted(part, basis, solver, remaining, clock)
     if root.status == "optimal":
         return Branching(part.program, solver, gap, clock, start, limit).run(root)

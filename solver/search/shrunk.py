@@ -9,7 +9,6 @@ are left, so that relaxations need no column generation and are solved many time
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,6 @@ from autopar.solver.linear.highs import Basis
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.outcome import Outcome
 from autopar.solver.linear.program import Program
-from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator, Opened
 from autopar.solver.linear.terms import Array, Entries
 
 
@@ -56,8 +54,8 @@ def required_of(program: Program) -> Array:
     """Whether each variable must be in every part of a program, whatever its reduced cost, with the matrix's bounds."""
     matrix = program.matrix()
     required: Array = (matrix.lower != 0) | ~matrix.whole
-    required[[v for count in program.counts for v in count]] = True
-    required[[v for row in program.rest_rows for v in (row.blocks, row.indicator)]] = True
+    required[[v for count in program.records.counts for v in count]] = True
+    required[[v for row in program.records.rest_rows for v in (row.blocks, row.indicator)]] = True
     return required
 
 
@@ -75,9 +73,9 @@ def part_of(program: Program, kept: Array) -> Shrunk:
     row, column, value = matrix.row[entries_inside], matrix.column[entries_inside], matrix.value[entries_inside]
     needed = (matrix.least > 0) | (matrix.most < 0)
     needed[row] = True
-    for implied in program.implied_rows:
+    for implied in program.records.implied_rows:
         needed[implied.rows[~inside[implied.child]]] = False
-    for product in program.products:
+    for product in program.records.products:
         outside = ~inside[product.z]
         needed[product.rows[outside]] = needed[product.floors[outside]] = False
     line = np.cumsum(needed) - 1
@@ -93,52 +91,9 @@ def part_of(program: Program, kept: Array) -> Shrunk:
         rows=[program.rows[i] for i in np.flatnonzero(needed)],
         entries=entries,
         budget=None if program.budget is None else int(place[program.budget]),
-        counts=_counts(program.counts, place),
-        nested_counts=[_counts(chain, place) for chain in program.nested_counts],
-        any_rows=_indicators(program.any_rows, place, line),
-        rest_rows=_indicators(program.rest_rows, place, line),
-        products=[_product(product, inside, place, line) for product in program.products],
-        flows=[_flows(flows, inside, place, line) for flows in program.flows],
-        opened=[Opened(int(place[b]), int(place[e]), n) for b, e, n in program.opened if inside[b]],
-        implied_rows=[_implied(implied, inside, place, line) for implied in program.implied_rows],
+        records=program.records.of_part(inside, place, line),
     )
     return Shrunk(part, kept, np.flatnonzero(needed))
-
-
-# These functions convert records of the program to records of a part: `inside` says which columns the part has, `place`
-# and `line` give the numbers of columns and rows in the part.
-
-
-def _counts(counts: Sequence[Count], place: Array) -> list[Count]:
-    return [Count(int(place[r]), int(place[q])) for r, q in counts]
-
-
-def _indicators(rows: Sequence[Indicator], place: Array, line: Array) -> list[Indicator]:
-    return [Indicator(int(line[row]), int(place[count]), int(place[its])) for row, count, its in rows]
-
-
-def _flows(flows: Flows, inside: Array, place: Array, line: Array) -> Flows:
-    mine = inside[flows.variables]
-    return Flows(place[flows.variables[mine]], line[flows.source_rows[mine]], line[flows.target_rows[mine]])
-
-
-def _implied(implied: Implied, inside: Array, place: Array, line: Array) -> Implied:
-    mine = inside[implied.child]
-    return Implied(line[implied.rows[mine]], place[implied.child[mine]], place[implied.parent[mine]], implied.is_bare)
-
-
-def _product(product: CountProducts, inside: Array, place: Array, line: Array) -> CountProducts:
-    mine = inside[product.z]
-    ones = inside[product.ones] & mine[product.owner]
-    return CountProducts(
-        line[product.rows[mine]],
-        line[product.floors[mine]],
-        place[product.z[mine]],
-        place[product.ones[ones]],
-        (np.cumsum(mine) - 1)[product.owner[ones]],
-        {int(place[v]): c for v, c in product.times.items()},
-        product.most,
-    )
 
 
 def without_zeros(matrix: Matrix, kept: Array, held: Array) -> Array:

@@ -34,7 +34,7 @@ def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: 
     `best`."""
     matrix, end = program.matrix(), cpu_seconds() + seconds
     choices = Choices(matrix)
-    counts = [count for pair in program.counts for count in pair]
+    counts = [count for pair in program.records.counts for count in pair]
     size = max(1, int(choices.groups * min(_WINDOW_SHARE, _WINDOW_VARIABLES / len(program.names))))
     starts = range(0, choices.groups, max(1, size // 2))
     for are_fixed in (True, False) if counts else (False,):

@@ -93,7 +93,7 @@ class BucketLatency:
                 program.at_least("missing", [(missing, 1.0), (paid, 1.0), (opened, -full)], 0.0)
                 for asking in bucket.asking.values():
                     program.at_least("opened", [(opened, 1.0), *((v, -1.0) for v in asking.tolist())], 0.0)
-                program.opened.append(Opened(opened, missing, full))
+                program.records.opened.append(Opened(opened, missing, full))
                 self.model.pay_missing(phase, bucket.tensor, missing, seconds)
 
 

@@ -62,6 +62,10 @@ class Overlap:
         return [variable for axis in axes for variable in self._rows_of(axis, compute)]
 
     def _rows_of(self, axis: int, compute: Sequence[tuple[int | None, int | None]]) -> list[int]:
+        """The rows of one axis; returns its g_c and b. `compute`: by stretch, variables for F_c and B_c, None for 0.
+
+        `again` has the a_c, `reduced` is t_c, and `before` has B_1, ..., B_(c-1).
+        """
         hidden: list[int] = []
         again: list[int] = []
         reduced: int | None = None

@@ -48,9 +48,9 @@ def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
         for branch in (True, False):
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))
-            assert model.program.counts
+            assert model.program.records.counts
             if not branch:
-                model.program.counts.clear()
+                model.program.records.counts.clear()
             found.append(run(model, "highs", 60.0, 1e-7))
         assert found[0].objective == pytest.approx(found[1].objective, rel=1e-6)
         assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)

@@ -119,7 +119,7 @@ def test_nothing_is_mixed_in_whole_numbers() -> None:
 def test_the_parts_are_the_box(mesh: tuple[int, ...]) -> None:
     """The two child boxes together have every choice of the parent, share none, and both exclude the relaxation."""
     asked = program(0.3, *mesh)
-    [(count, whether)] = asked.counts
+    [(count, whether)] = asked.records.counts
     root = asked.relax("highs", 60.0, {})
     node = asked.relax_again(root, 60.0, {count: (2.0, 2.0), whether: (1.0, 1.0)})
     choices, seen = Choices(asked.matrix()), 0

@@ -10,10 +10,11 @@ from toys import Toy, cluster, on_meta, toy
 
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.traffic import announced
-from autopar.graph import output_tensors, target_name
+from autopar.graph import target_name
 from autopar.plans import Collective
 from autopar.solver.constraints.restricted import Restricted
 from autopar.solver.solution import Solution
+from autopar.strategies.arguments import output_shapes
 
 WIDTH, TOKENS = 64, 8
 
@@ -39,10 +40,6 @@ class Attention(nn.Module):
 def _attention(heads: int, groups: int, ranks: int) -> Toy:
     module = on_meta(Attention, heads, groups)
     return toy(module, torch.empty(1, TOKENS, WIDTH, device="meta"), on=cluster(ranks, compute=False))
-
-
-def _shapes(node: fx.Node) -> list[tuple[int, ...]]:
-    return [tuple(tensor.shape) for tensor in output_tensors(node)]
 
 
 def _nodes(problem: Toy, *names: str) -> list[fx.Node]:
@@ -103,7 +100,7 @@ def test_a6_the_vocabulary_is_split_and_no_logits_are_whole() -> None:
     for node in problem.graph.nodes:
         if node.op == "output" or problem.memory.is_parameter(node):
             continue
-        for layout, shape in zip(solution.chosen[node].outputs, _shapes(node), strict=True):
+        for layout, shape in zip(solution.chosen[node].outputs, output_shapes(node), strict=True):
             if shape[-1:] == (words,):
                 assert layout[0].is_sharded, f"{node} is whole"
     assert max(c.bytes for c in _activations_moved(problem, solution)) <= TOKENS * WIDTH * 4

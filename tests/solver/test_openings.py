@@ -43,7 +43,7 @@ def moving(seed: int) -> tuple[Program, float]:
         found.at_least("missing", [(missing, 1.0), (opened, -1.0), *((f, part) for f in its)], 0.0)
         for f in its:
             found.at_least("opened", [(opened, 1.0), (f, -1.0)], 0.0)
-        found.opened.append(Opened(opened, missing, 1.0))
+        found.records.opened.append(Opened(opened, missing, 1.0))
         cost |= {saved: -1.0, missing: latency}
     found.cost = np.array([cost.get(v, 0.0) for v in range(len(found.names))])
     best = min(
@@ -89,7 +89,7 @@ def test_a_bucket_is_there_or_not() -> None:
     parts = Openings(asked).split(root)
     assert parts is not None
     [variable] = {v for part in parts for v in part}
-    assert variable in [one.variable for one in asked.opened]
+    assert variable in [one.variable for one in asked.records.opened]
     assert {part[variable] for part in parts} == {(0.0, 0.0), (1.0, 1.0)}
     children = [asked.relax_again(root, 60.0, part) for part in parts]
     assert min(child.objective for child in children) > root.objective + 1e-6

@@ -43,7 +43,7 @@ def program(part: float, *mesh: int) -> Program:
 def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     asked = program(part, *mesh)
-    [(count, whether)] = asked.counts
+    [(count, whether)] = asked.records.counts
     last = asked.relax("highs", 60.0, {})
     assert last.status == asked.relax("cbc", 60.0, {}).status
     if last.relaxation is None:
@@ -85,7 +85,7 @@ def test_boxes_of_choices_go_on_from_what_highs_has(monkeypatch: pytest.MonkeyPa
     last = whole = asked.relax("highs", 60.0, {}, everything=True)
     assert whole.status == "optimal"
     choices = np.flatnonzero(asked.matrix().integer & (whole.values > 0.01) & (whole.values < 0.99))
-    choices = np.setdiff1d(choices, [one for count in asked.counts for one in count])[:3]
+    choices = np.setdiff1d(choices, [one for count in asked.records.counts for one in count])[:3]
     assert len(choices) > 1
     for choice in choices.tolist():
         for end in (0.0, 1.0):
@@ -164,7 +164,7 @@ def test_what_two_flows_imply_is_paid_once() -> None:
 
 def test_products_lie_between_both_ends_of_a_box() -> None:
     asked = program(0.3, 2)
-    [(count, whether)] = asked.counts
+    [(count, whether)] = asked.records.counts
     root = asked.relax("highs", 60.0, {})
     assert sum(asked.wrong_products(root.values).values()) > 0.1
     for low, high in [(1.0, 4.0), (2.0, 3.0), (3.0, 3.0)]:
@@ -184,7 +184,7 @@ def test_products_lie_between_both_ends_of_a_box() -> None:
 )
 def test_reduced_costs_bound_what_a_variable_costs(box: tuple[float, float] | None) -> None:
     asked = program(0.3, 2, 2)
-    [(count, whether)] = asked.counts
+    [(count, whether)] = asked.records.counts
     bounds: Bounds = {} if box is None else {count: box, whether: (1.0, 1.0)}
     root = asked.relax("highs", 60.0, bounds)
     assert root.relaxation is not None
@@ -238,7 +238,7 @@ def test_a_box_above_a_cutoff_is_closed(
 ) -> None:
     monkeypatch.setattr(relaxation, "_FIRST_FLOWS", 1)
     asked = program(0.3, *mesh)
-    [(count, whether)] = asked.counts
+    [(count, whether)] = asked.records.counts
     root = asked.relax("highs", 60.0, {})
     closed = 0
     for low, high in itertools.combinations_with_replacement(range(5), 2):
@@ -267,7 +267,7 @@ def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         HighsSession, "_start_cold_by_steps", lambda *some: statuses.append(solve(*some)) or statuses[-1]
     )
-    [(count, whether)] = asked.counts
+    [(count, whether)] = asked.records.counts
     root = asked.relax("highs", 60.0, {})
     ends = set[str]()
     for low, high in itertools.combinations_with_replacement(range(5), 2):

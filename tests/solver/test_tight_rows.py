@@ -41,7 +41,7 @@ def test_a_choice_has_no_more_blocks_at_a_level_than_at_the_one_below(mesh: tupl
 def test_whether_counts_are_at_an_end_is_told_as_well_as_their_bounds_allow() -> None:
     asked = model(2)
     program, told = asked.program, 0
-    for _, count, kept in program.rest_rows:
+    for _, count, kept in program.records.rest_rows:
         most = program.upper[count]
         for low in (0.0, most - 2, most - 1):
             program.cost = np.zeros(len(program.names))
@@ -49,7 +49,7 @@ def test_whether_counts_are_at_an_end_is_told_as_well_as_their_bounds_allow() ->
             box: Bounds = {count: (low, most)}
             assert program.relax("cbc", 60.0, box).objective >= most - 1e-6
             told += 1
-    for _, count, some in program.any_rows:
+    for _, count, some in program.records.any_rows:
         for high in (1.0, 2.0):
             program.cost = np.zeros(len(program.names))
             program.cost[[count, some]] = -1.0, high

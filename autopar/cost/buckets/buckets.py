@@ -85,16 +85,14 @@ def group(
         alike.setdefault((*key, together), []).append(conversion)
     buckets: list[Grouped] = []
     for members in joined(alike, memory):
-        sizes = [memory.local_bytes(conversion.ref, conversion.wanted) for conversion in members]
-        most_bytes, filled = max(grouping.bucket_of(conversion.ref.node)[1] for conversion in members), 0
+        most_bytes, filled = max(grouping.bucket_of(member.ref.node)[1] for member in members), 0
         buckets.append(Grouped())
-        for conversion, size in zip(
-            members, sizes, strict=True
-        ):  # no bucket exceeds `most_bytes`, unless one member does
-            if filled and filled + size > most_bytes:
+        for member in members:
+            size = memory.local_bytes(member.ref, member.wanted)
+            if filled and filled + size > most_bytes:  # only a bucket of one large member exceeds it
                 buckets.append(Grouped())
                 filled = 0
-            buckets[-1].members.append(conversion)
+            buckets[-1].members.append(member)
             filled += size
     return buckets
 

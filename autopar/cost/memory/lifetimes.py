@@ -54,7 +54,7 @@ class Lifetimes:
         for fold in self._folds:
             repeat = fold.repeat
             pairs = zip(repeat.instance(repeat.count - 2), repeat.instance(MODEL + 1), strict=True)
-            self._stands.update((self._all[mine], self._all[its]) for mine, its in pairs)
+            self._stands.update((self._all[before_last], self._all[fourth]) for before_last, fourth in pairs)
             for block in (MODEL, MODEL + 1):
                 span = repeat.instance(block)
                 self._starts[self._all[span.start]] = fold, block

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import fx, nn
@@ -122,7 +123,7 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
     if not refs and node.op != "call_module":  # a factory: it writes its outputs
         outputs = output_tensors(node)
         written = sum(map(touched_bytes, outputs))
-        work = _work(outputs, [], [], written, 0, 0, 1, 0)
+        work = _work(outputs, [], [], _Pass(0, written, 1), _Pass(0, 0, 0))
         return NodeCost(moved_bytes_forward=written, alias_of=(None,) * len(outputs), work=work)
     for leaves in (True, False):  # autograd refuses in-place ops on leaf tensors: try again with non-leaf inputs
         try:
@@ -168,35 +169,24 @@ def _from_measured(
 ) -> NodeCost:
     """The figures of the target device: as measured, except for those that its own kernel overrides."""
     outputs, trains = measured.outputs, any(t.requires_grad for t in measured.outputs)
-    saved, internal, copies = dict(measured.saved), None, tuple[tuple[int, int], ...]()
-    if override and trains:
-        internal = override.internal_bytes
-        if override.saved is not None:
-            saved = {storage_id(t): 0 for t in override.saved}
+    saved = dict(measured.saved)
+    if override and trains and override.saved is not None:
+        saved = {storage_id(t): 0 for t in override.saved}
     for tensor in owned:
         saved.pop(storage_id(tensor), None)
     input_at = {storage_id(t): i for i, t in reversed(list(enumerate(inputs)))}
     output_at = {storage_id(t): i for i, t in reversed(list(enumerate(outputs))) if storage_id(t) not in input_at}
-    if internal is None:
+    copies = tuple[tuple[int, int], ...]()
+    if override and trains and override.internal_bytes is not None:
+        internal = override.internal_bytes
+    else:
         beside = {s: size for s, size in saved.items() if s not in input_at and s not in output_at}
         internal = sum(beside.values())
         copied = [(input_at.get(measured.copied.get(s, s)), size) for s, size in beside.items()]
         copies = tuple((place, size) for place, size in copied if place is not None)
-    forward, backward = measured.forward, measured.backward
-    moved_forward, moved_backward = forward.moved_bytes, backward.moved_bytes
-    kernels_forward, kernels_backward = forward.kernels, backward.kernels
-    read = [forward.read_bytes.get(storage_id(t), 0) for t in inputs]
-    flops_forward, flops_backward = measured.flops_forward, measured.flops_backward
-    if override:
-        flops_forward = int(flops_forward * override.causal)
-        if override.backward_passes is not None and flops_backward:
-            flops_backward = int(flops_forward * override.backward_passes)
-        if override.moved_forward is not None and override.moved_backward is not None:
-            moved_forward, kernels_forward = override.moved_forward, 1
-            moved_backward, kernels_backward = (override.moved_backward, 1) if trains else (0, 0)
-            read = list(map(touched_bytes, inputs))
-    work = _work(outputs, inputs, read, moved_forward, flops_forward, flops_backward, kernels_forward, kernels_backward)
-    if work and flops_forward:
+    forward, backward, read = _passes(measured, inputs, override)
+    work = _work(outputs, inputs, read, forward, backward)
+    if work and forward.flops:
         work = as_product(work, node, outputs[0], inputs, attention=bool(override and override.attention))
     return NodeCost(
         measured.flops_forward,
@@ -205,26 +195,50 @@ def _from_measured(
         tuple(sorted(i for s, i in output_at.items() if s in saved)),
         internal,
         copies,
-        moved_forward,
-        moved_backward,
+        forward.moved_bytes,
+        backward.moved_bytes,
         tuple(input_at.get(storage_id(t)) for t in outputs),
         work=work,
         workspace_backward_bytes=override.workspace_backward if override and trains else 0,
     )
 
 
+class _Pass(NamedTuple):
+    """What the device's kernels do in an op's forward or backward."""
+
+    flops: int
+    moved_bytes: int
+    kernels: int
+
+
+def _passes(
+    measured: Measured, inputs: Sequence[torch.Tensor], override: Kernel | None
+) -> tuple[_Pass, _Pass, list[int]]:
+    """Forward, backward, and the bytes that forward reads of each input."""
+    forward = _Pass(measured.flops_forward, measured.forward.moved_bytes, measured.forward.kernels)
+    backward = _Pass(measured.flops_backward, measured.backward.moved_bytes, measured.backward.kernels)
+    read = [measured.forward.read_bytes.get(storage_id(t), 0) for t in inputs]
+    if override:
+        forward = forward._replace(flops=int(forward.flops * override.causal))
+        if override.backward_passes is not None and backward.flops:
+            backward = backward._replace(flops=int(forward.flops * override.backward_passes))
+        if override.moved_forward is not None and override.moved_backward is not None:
+            trains = any(t.requires_grad for t in measured.outputs)
+            forward = _Pass(forward.flops, override.moved_forward, 1)
+            backward = _Pass(backward.flops, *((override.moved_backward, 1) if trains else (0, 0)))
+            read = list(map(touched_bytes, inputs))
+    return forward, backward, read
+
+
 def _work(
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     read: Sequence[int],
-    moved_forward: int,
-    flops_forward: int,
-    flops_backward: int,
-    kernels_forward: int,
-    kernels_backward: int,
+    forward: _Pass,
+    backward: _Pass,
 ) -> Work | None:
     """What the device does; None if it runs no kernel (views)."""
-    if not kernels_forward + kernels_backward:
+    if not forward.kernels + backward.kernels:
         return None
     floating = [t.dtype for t in (*inputs, *outputs) if t.dtype.is_floating_point]
     shares = dict.fromkeys(map(storage_id, inputs), 0)
@@ -232,14 +246,14 @@ def _work(
         shares[storage_id(tensor)] += 1
     return Work(
         str(floating[0] if floating else outputs[0].dtype).removeprefix("torch."),
-        flops_forward,
-        flops_backward,
+        forward.flops,
+        backward.flops,
         tuple(map(touched_bytes, inputs)),
         tuple(size // shares[storage_id(t)] for size, t in zip(read, inputs, strict=True)),
         sum(map(touched_bytes, outputs)),
         sum(t.numel() for t in outputs),
-        kernels_forward,
-        kernels_backward,
+        forward.kernels,
+        backward.kernels,
         input_shapes=tuple(tuple(t.shape) for t in inputs),
         output_shapes=tuple(tuple(t.shape) for t in outputs),
     )
@@ -261,14 +275,15 @@ def _estimate(node: fx.Node, root: nn.Module | None) -> NodeCost:
     flops, trains = max(2 * parameters * rows, node.meta.get(TRIAL_FLOPS, 0)), any(t.requires_grad for t in outputs)
     read = [touched_bytes(t) for t in inputs]
     moved = sum(read) + sum(map(touched_bytes, outputs))
-    work = _work(outputs, inputs, read, moved, flops, 2 * flops * trains, 1, int(trains))
+    forward, backward = _Pass(flops, moved, 1), _Pass(2 * flops * trains, 2 * moved * trains, int(trains))
+    work = _work(outputs, inputs, read, forward, backward)
     return NodeCost(
-        flops_forward=flops,
-        flops_backward=2 * flops if trains else 0,
+        flops_forward=forward.flops,
+        flops_backward=backward.flops,
         saved_inputs=tuple(i for i, t in enumerate(inputs) if trains and t.dtype.is_floating_point),
         saved_outputs=tuple(i for i, t in enumerate(outputs) if t.requires_grad),
-        moved_bytes_forward=moved,
-        moved_bytes_backward=2 * moved if trains else 0,
+        moved_bytes_forward=forward.moved_bytes,
+        moved_bytes_backward=backward.moved_bytes,
         alias_of=(None,) * len(outputs),
         estimated=True,
         work=work,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -70,47 +70,56 @@ def save_checkpoint(
     model, optimizers = uncompiled(model), optimizers_of(optimizer)
     folder = Path(folder).absolute()
 
-    def gather() -> tuple[dict[str, Any], dict[str, bytes]]:
-        check_between_steps(model)
-        tensors, listed = named_state(model, optimizers)
-        plain, parts = parted(extra_state or {})
-        own = {"random": random_states(model), "extra": plain}
-        files = {rank_file(together.rank): packed("extra_state", own)}
-        if together.is_first:
-            files[OPTIMIZER_FILE] = packed("the optimizer's state", listed)
-            plan = plan_of(model)
-            if plan is not None:
-                files[PLAN] = plan.to_json().encode()
-        return {"model": model.state_dict(), "optimizer": tensors, "extra": parts}, files
-
-    state, files = together.all_do("collecting a checkpoint", gather)
+    state, files = together.all_do(
+        "collecting a checkpoint", lambda: _collected(model, optimizers, extra_state or {}, together)
+    )
     together.check_same("the step and the folder of a checkpoint", (step, str(folder)))
     partial = together.first_does("starting a checkpoint", lambda: begin(folder, step))
     together.all_do("looking for the checkpoint's folder", lambda: check_seen(partial))
-
-    def finish() -> Path:
-        def write_own() -> None:
-            for name, content in files.items():
-                write_synced(partial / name, content)
-
-        together.all_do("writing a checkpoint", write_own)  # all of them: the marker lists every file
-        return together.first_does("completing a checkpoint", lambda: complete(partial, step, together.size, keep))
-
     if not asynchronous:
-        _write(state, partial, together)
         done: Future[Path] = Future()
-        done.set_result(finish())
+        _write(state, partial, together)
+        done.set_result(_completed(files, partial, step, keep, together))
         return done
     copied = _copy(state)
 
-    def write_and_finish() -> Path:
+    def write_and_complete() -> Path:
         _write(copied, partial, together, background=True)
-        return finish()
+        return _completed(files, partial, step, keep, together)
 
     executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-    _running = executor.submit(write_and_finish)
+    _running = executor.submit(write_and_complete)
     executor.shutdown(wait=False)
     return _running
+
+
+def _collected(
+    model: nn.Module, optimizers: Sequence[Optimizer], extra_state: Mapping[str, Any], together: Together
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What `torch.distributed.checkpoint` writes, on each rank its shards; and the contents of this rank's own files by
+    their names."""
+    check_between_steps(model)
+    tensors, listed = named_state(model, optimizers)
+    plain, parts = parted(extra_state)
+    own = {"random": random_states(model), "extra": plain}
+    files = {rank_file(together.rank): packed("extra_state", own)}
+    if together.is_first:
+        files[OPTIMIZER_FILE] = packed("the optimizer's state", listed)
+        plan = plan_of(model)
+        if plan is not None:
+            files[PLAN] = plan.to_json().encode()
+    return {"model": model.state_dict(), "optimizer": tensors, "extra": parts}, files
+
+
+def _completed(files: Mapping[str, bytes], partial: Path, step: int, keep: int | None, together: Together) -> Path:
+    """Write this rank's own files, then the marker of a complete checkpoint, which lists the files of all ranks."""
+
+    def write_own() -> None:
+        for name, content in files.items():
+            write_synced(partial / name, content)
+
+    together.all_do("writing a checkpoint", write_own)
+    return together.first_does("completing a checkpoint", lambda: complete(partial, step, together.size, keep))
 
 
 def finish_running() -> None:

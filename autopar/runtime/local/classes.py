@@ -74,9 +74,8 @@ def log_softmax(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx:
 def _log_softmax(
     ctx: LocalContext, input: torch.Tensor, dim: int, *arguments: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> torch.Tensor:
-    dtype = next(
-        (argument for argument in arguments if isinstance(argument, torch.dtype)), dtype
-    )  # the last argument of each form
+    # In each form of the op, the dtype is the last argument.
+    dtype = next((argument for argument in arguments if isinstance(argument, torch.dtype)), dtype)
     dim %= input.ndim
     part = Part.of(ctx, ctx.inputs[0], dim, ctx.input_shapes[0][dim])
     return class_sums.log_softmax(input, part, dtype or input.dtype)

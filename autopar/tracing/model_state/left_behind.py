@@ -241,9 +241,8 @@ class LeftBehind:
         graph leave none there."""
         own = [vars(entry.module) for entry in self._before]
         reported = {id(t) for values in own for name in values.keys() - OF_TORCH for t in tensors_in(values[name])}
-        reported |= {
-            id(buffer) for entry in self._before for buffer in entry.module._buffers.values()
-        }  # written in place
+        written_in_place = (entry.module._buffers.values() for entry in self._before)
+        reported |= {id(buffer) for buffers in written_in_place for buffer in buffers}
         files = {str(node.meta.get(PLACE, "")).rpartition(":")[0] for node in recorder.graph.nodes}
         places_found = dict[str, None]()
         for tensor in tensors_kept(files, model, containers):

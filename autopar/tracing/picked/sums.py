@@ -107,27 +107,29 @@ def _loss(trace_masks: TraceMasks, func: Any, args: tuple[Any, ...], kwargs: dic
     target = arguments.get("target")
     if func in OF_ROWS and is_plain(target) and target.ndim and target.shape[0] != 1:
         return NotImplemented  # a plain target for each picked row: see `whole_operands`
-    if (
-        func in _OF_CLASSES
-        and isinstance(target, PickedRows)
-        and not target.values.is_floating_point()
-        and how != "none"
-    ):
-        signed = target.values.dtype.is_signed
-        with trace_masks.recorder.on():
-            target = target if signed else PickedRows(row_mask, target.values.long())
-        arguments["target"] = fill_unpicked(target, arguments.get("ignore_index", -100))
-        arguments["input"] = harmless_operands(name, arguments["input"])
-        with trace_masks.recorder.on():
-            return func(*bound.args, **bound.kwargs)
+    of_classes = how != "none" and func in _OF_CLASSES
+    if of_classes and isinstance(target, PickedRows) and not target.values.is_floating_point():
+        return _loss_ignoring_rows(trace_masks, func, bound, target)
     arguments["reduction"] = "none"
     arguments.update(harmless_operands(name, dict(arguments)))
     with trace_masks.recorder.on():
-        each = PickedRows(row_mask, func(*bound.args, **bound.kwargs))
+        of_rows = PickedRows(row_mask, func(*bound.args, **bound.kwargs))
     if how == "none":
-        return each
+        return of_rows
     if how == "batchmean":
-        total = each.sum()
+        total = of_rows.sum()
         with trace_masks.recorder.on():
             return total / row_mask.count
-    return each.sum() if how == "sum" else each.mean()
+    return of_rows.sum() if how == "sum" else of_rows.mean()
+
+
+def _loss_ignoring_rows(trace_masks: TraceMasks, func: Any, bound: inspect.BoundArguments, target: PickedRows) -> Any:
+    """A class loss of all rows, with `ignore_index` as targets of those that are not picked."""
+    arguments = bound.arguments
+    if not target.values.dtype.is_signed:  # `ignore_index` is mostly negative
+        with trace_masks.recorder.on():
+            target = PickedRows(target.row_mask, target.values.long())
+    arguments["target"] = fill_unpicked(target, arguments.get("ignore_index", -100))
+    arguments["input"] = harmless_operands(plain_name(func), arguments["input"])
+    with trace_masks.recorder.on():
+        return func(*bound.args, **bound.kwargs)

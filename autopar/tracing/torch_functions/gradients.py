@@ -82,9 +82,8 @@ def _gradients(
                 "if this is the desired behavior."
             )
         gradient = torch.empty_like(tensor, requires_grad=bool(is_used and call_arguments.get("create_graph")))
-        results.append(
-            gradient.clone() if is_used or call_arguments.get("materialize_grads") else None
-        )  # a clone is no autograd leaf
+        is_made = is_used or call_arguments.get("materialize_grads")
+        results.append(gradient.clone() if is_made else None)  # a clone is no autograd leaf
     return tuple(results)
 
 
