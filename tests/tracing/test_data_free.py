@@ -13,7 +13,7 @@ from torch.distributions import Beta, Dirichlet
 
 from autopar.graph import VAL
 from autopar.tracing import trace
-from autopar.tracing.errors import NoValueError
+from autopar.tracing.errors import UnsetError
 
 
 def looks(make: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def test_a_buffer_on_meta_that_decides_a_size_is_named() -> None:
     """As a leaf, the layer would run with a wrong stride, and its output would have a wrong shape."""
     with torch.device("meta"):
         model = nn.Sequential(Strided())
-    with pytest.raises(NoValueError, match=r"buffer '0.step'.* before planning: model.get_submodule\('0'\).step = "):
+    with pytest.raises(UnsetError, match=r"buffer '0.step'.* before planning: model.get_submodule\('0'\).step = "):
         trace(model, {"input": torch.ones(4, 1, 9)}, unsupported="leaf")
     model.get_submodule("0").step = torch.tensor(2)
     traced = trace(model, {"input": torch.ones(4, 1, 9)}, unsupported="leaf")

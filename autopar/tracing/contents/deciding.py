@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch import fx
 
 from autopar.graph import NO_VALUE, PLACE, STATE_OF
-from autopar.tracing.errors import OR_LEAF, NoValueError
+from autopar.tracing.errors import OR_LEAF, UnsetError
 
 _MOST = 3  # inputs to name; a longer list does not help
 
@@ -15,7 +15,7 @@ _MOST = 3  # inputs to name; a longer list does not help
 def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
     """The advice for tensors without data, given the nodes that made them.
 
-    Raises NoValueError where a buffer decides whose value a model on the meta device lacks: a leaf would run with a
+    Raises UnsetError where a buffer decides whose value a model on the meta device lacks: a leaf would run with a
     wrong one, and have outputs of wrong shapes.
     """
     sources = _sources(nodes)
@@ -33,11 +33,11 @@ def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
     return f"give {inputs} a known example (autopar.known){OR_LEAF}"
 
 
-def _without_value(buffers: Sequence[fx.Node]) -> NoValueError:
+def _without_value(buffers: Sequence[fx.Node]) -> UnsetError:
     names = " and ".join(repr(str(node.target)) for node in buffers[:_MOST])
     path, _, name = str(buffers[0].target).rpartition(".")
     holder = f"model.get_submodule({path!r})" if path else "model"
-    return NoValueError(
+    return UnsetError(
         f"buffer {names} of the model, which is on the meta device, has no value, and forward asks for it (a size or a "
         "stride, say): build the model with data (without torch.device('meta')), or give such buffers their values "
         f"before planning: {holder}.{name} = torch.tensor(...)",
