@@ -17,14 +17,7 @@ from autopar.tracing.attempt import Attempt, Options
 from autopar.tracing.calls.free_sizes import FreeSizes, prove
 from autopar.tracing.calls.inputs import Inputs, gather
 from autopar.tracing.contents.mends import differs_by_mends
-from autopar.tracing.errors import (
-    NotOneOpError,
-    TraceError,
-    UnknownDataError,
-    UnrolledError,
-    UnsetError,
-    met_stand_in,
-)
+from autopar.tracing.errors import NotOneOpError, TraceError, UnknownDataError, UnrolledError, UnsetError, met_stand_in
 from autopar.tracing.huggingface import bare_forward, register_caches
 from autopar.tracing.leaves.functions import function_around, whole_forward
 from autopar.tracing.leaves.which import LeafPolicy, LeafTypes, Predicate
