@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Beta, Dirichlet
 
 from autopar.graph import VAL
-from autopar.tracing import trace
+from autopar.tracing import TraceError, trace
 from autopar.tracing.errors import UnsetError
 
 
@@ -96,3 +96,17 @@ def test_a_buffer_on_meta_that_decides_a_size_is_named() -> None:
     traced = trace(model, {"input": torch.ones(4, 1, 9)}, unsupported="leaf")
     [node] = traced.graph.output_node().all_input_nodes
     assert node.meta[VAL].shape == (4, 1, 5)
+
+
+def test_a_mask_that_the_model_keeps_is_told_as_such() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 2)
+            self.register_buffer("kept", torch.arange(32) % 4 == 0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x[:, self.kept])
+
+    with pytest.raises(TraceError, match=r"depends on the contents of 'kept', .* its indices"):
+        trace(Masked(), {"x": torch.randn(4, 32)})

@@ -21,7 +21,15 @@ def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
     sources = _sources(nodes)
     if buffers := [node for node in sources if NO_VALUE in node.meta]:
         raise _without_value(buffers)
-    sources = [node for node in sources if node.op == "placeholder"]
+    buffers, sources = ([n for n in sources if n.op == op] for op in ("get_attr", "placeholder"))
+    if buffers and not sources:
+        name = str(buffers[0].target)
+        kept = "a tensor that the model keeps" if name.startswith("_constant_") else f"'{name}'"
+        return (
+            f"it depends on the contents of {kept}, which may change from call to call: where the model is built, keep "
+            "what they decide (a number as an attribute, and in place of a mask its indices, mask.nonzero()[:, 0], as "
+            f"a buffer){OR_LEAF}"
+        )
     states = list(dict.fromkeys(node.meta[STATE_OF] for node in sources if STATE_OF in node.meta))
     if states and all(STATE_OF in node.meta for node in sources):
         return (
