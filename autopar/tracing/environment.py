@@ -57,7 +57,7 @@ def tracing_environment(attempt: Attempt) -> Iterator[None]:
         stack.enter_context(legacy_constructors_recorded(recorder))
         stack.enter_context(flex_attention_recorded(recorder))
         stack.enter_context(one_node_functions(recorder, options.one_node))
-        stack.enter_context(function_leaves(recorder, model, options.policy.functions, attempt.called))
+        stack.enter_context(function_leaves(recorder, model, options.policy, attempt.called))
         stack.enter_context(experts_as_one(recorder))
         stack.enter_context(numbers_of_math.recorded())
         stack.enter_context(bodies_recorded(recorder))

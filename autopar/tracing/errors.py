@@ -20,7 +20,7 @@ class DrawError(UntraceableError):
     """Forward draws a random number in a way that a graph could not repeat."""
 
 
-class NoValueError(UntraceableError):
+class UnsetError(UntraceableError):
     """A buffer decides whose value a model on the meta device lacks; a leaf would run with a wrong one."""
 
 

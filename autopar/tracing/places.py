@@ -21,6 +21,7 @@ _OURS = (
     one_process.__file__,
 )
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_ATTEMPT = os.path.join(os.path.dirname(__file__), "attempt.py")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _foreign: dict[str, bool] = {}
 
@@ -46,6 +47,21 @@ def current() -> str:
         is_foreign = _foreign.get(filename)  # hot path: asked for each node, for several frames
         if is_foreign or (is_foreign is None and is_users(filename)):
             return "" if filename.startswith(_PACKAGE) else _place(filename, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def called_at() -> str:
+    """Where the running code of an installed package, other than torch, was called by code that is not installed; ""
+    if the innermost of the user's code is not installed, or the model itself is."""
+    frame: FrameType | None = sys._getframe(1)
+    is_inside = False
+    while frame is not None and frame.f_code.co_filename != _ATTEMPT:  # callers of the trace are not the model's code
+        filename = frame.f_code.co_filename
+        if is_users(filename) and not filename.startswith(_PACKAGE):
+            if not is_installed(filename):
+                return _place(filename, frame.f_lineno) if is_inside else ""
+            is_inside = True
         frame = frame.f_back
     return ""
 

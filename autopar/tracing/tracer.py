@@ -17,14 +17,7 @@ from autopar.tracing.attempt import Attempt, Options
 from autopar.tracing.calls.free_sizes import FreeSizes, prove
 from autopar.tracing.calls.inputs import Inputs, gather
 from autopar.tracing.contents.mends import differs_by_mends
-from autopar.tracing.errors import (
-    NotOneOpError,
-    NoValueError,
-    TraceError,
-    UnknownDataError,
-    UnrolledError,
-    met_stand_in,
-)
+from autopar.tracing.errors import NotOneOpError, TraceError, UnknownDataError, UnrolledError, UnsetError, met_stand_in
 from autopar.tracing.huggingface import bare_forward, register_caches
 from autopar.tracing.leaves.functions import function_around, whole_forward
 from autopar.tracing.leaves.which import LeafPolicy, LeafTypes, Predicate
@@ -183,7 +176,7 @@ def trace_until_done(
             if not isinstance(error, contained):
                 raise
             _become_leaf(attempt, options, error, functions, error)
-        except NoValueError:
+        except UnsetError:
             raise
         except contained as error:
             _become_leaf(attempt, options, error, functions, _innermost_error(error, innermost))
@@ -240,7 +233,7 @@ def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions
     if function is None:
         _tell_of_leaves(shown_error, policy)
         raise shown_error
-    policy.functions[function] = reason
+    policy.add_function(function, reason, in_root=module is None or module is root)
 
 
 def _reason(error: Exception, attempt: Attempt, policy: LeafPolicy) -> str:

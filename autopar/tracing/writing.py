@@ -199,7 +199,8 @@ class GraphWriter:
     def where(self) -> str:
         """The place in the user's model, for error messages."""
         path = self.scope[-1][0] if self.scope else ""
-        return ", ".join(filter(None, [path or "the root module", places.current()]))
+        caller = places.called_at()
+        return ", ".join(filter(None, [path or "the root module", places.current(), caller and f"called at {caller}"]))
 
 
 def _has_custom_backward(tensor: Tensor) -> bool:

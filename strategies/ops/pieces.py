@@ -199,20 +199,23 @@ def index_put(node: fx.Node) -> str | None:
 def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list[list[str]]] | None:
     """The dims of a tensor, those of `tensor[key]`, and those of the tensors in the key.
 
-    None if there is a mask in the key, since the result's shape then depends on data, or a key that is not supported.
+    A mask whose contents are known when the model is traced (the result has a shape then) looks up one dim, as the
+    numbers of its true elements would. None for a key that is not supported, as a mask beside other numbers.
     """
     index: list[Any] = list(key) if isinstance(key, (tuple, list)) else [key]
     index = [i if _is_tensor(i) else value(i) for i in index]
     listed = [i for i in index if isinstance(i, (list, tuple))]
-    if any(isinstance(i, bool) or (_is_tensor(i) and value(i).dtype == torch.bool) for i in index):
+    masks = [i for i in index if _is_tensor(i) and value(i).dtype == torch.bool]
+    if any(isinstance(i, bool) for i in index) or (masks and not all(i in masks[:1] or _keeps(i) for i in index)):
         return None
     if len(listed) > 1 or (listed and (any(map(_is_tensor, index)) or not all(type(j) is int for j in listed[0]))):
         return None
-    used = sum(i is not None and i is not Ellipsis for i in index)
+    spans = [value(i).dim() if i in masks else i is not None and i is not Ellipsis for i in index]
+    used = sum(spans)
     index = [j for i in index for j in ([slice(None)] * (len(shape) - used) if i is Ellipsis else [i])]
-    index += [slice(None)] * (len(shape) - sum(i is not None for i in index))
+    index += [slice(None)] * (len(shape) - sum(value(i).dim() if i in masks else i is not None for i in index))
     shapes = [tuple(value(i).shape) for i in index if _is_tensor(i)]
-    looked_up = ["_"] if listed else [f"i{k}" for k in range(max(map(len, shapes), default=0))]
+    looked_up = ["_"] if listed or masks else [f"i{k}" for k in range(max(map(len, shapes), default=0))]
     names = iter(zip(letters(len(shape)), shape, strict=True))
     before: list[str] = []
     after: list[str] = []
@@ -222,7 +225,12 @@ def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list
             after.append("1")
             continue
         name, length = next(names)
-        if isinstance(i, slice):
+        if i in masks:
+            before += ["_"] * value(i).dim()
+            for _ in range(value(i).dim() - 1):
+                next(names)
+            places.append(len(after))
+        elif isinstance(i, slice):
             start, stop, step = i.indices(length)
             cut, uncut = _slice(name, length, start, len(range(start, stop, step)), step)
             before.append(cut)
@@ -233,7 +241,14 @@ def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list
     if places:  # as in torch: the looked-up dims go to the front if another dim lies between the indexed ones
         position = places[0] if len(set(places)) == 1 else 0
         after[position:position] = looked_up
+    if masks:
+        return before, after, [["_"] * value(masks[0]).dim()]
     return before, after, [looked_up[len(looked_up) - len(s) :] for s in shapes]
+
+
+def _keeps(item: Any) -> bool:
+    """Whether an item of a key looks nothing up."""
+    return item is None or item is Ellipsis or isinstance(item, slice)
 
 
 def _is_tensor(item: Any) -> bool:

@@ -200,6 +200,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (operator.getitem, x(6, 4, 12), (ids(6, 3, 1), ids(4, 4))),
         (operator.getitem, x(6, 4, 12), (0, slice(None), ids(12, 2))),
         (operator.getitem, x(6, 4, 12), (Ellipsis, [-2], slice(None))),
+        (operator.getitem, x(6, 4, 12), (slice(None), mask(4))),
+        (operator.getitem, x(6, 4, 12, 2), (slice(None), mask(4, 12), slice(0, 1))),
         (write, x(6, 4, 12), (Ellipsis, 0), x(4)),
         (write, x(6, 4, 12), (slice(None), slice(1, None)), x(3, 12)),
         (write, x(6, 12), (slice(None), slice(0, 6)), 1.0),

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributions import Beta, Dirichlet
 
 from autopar.graph import VAL
-from autopar.tracing import trace
-from autopar.tracing.errors import NoValueError
+from autopar.tracing import TraceError, trace
+from autopar.tracing.errors import UnsetError
 
 
 def looks(make: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -90,9 +90,23 @@ def test_a_buffer_on_meta_that_decides_a_size_is_named() -> None:
     """As a leaf, the layer would run with a wrong stride, and its output would have a wrong shape."""
     with torch.device("meta"):
         model = nn.Sequential(Strided())
-    with pytest.raises(NoValueError, match=r"buffer '0.step'.* before planning: model.get_submodule\('0'\).step = "):
+    with pytest.raises(UnsetError, match=r"buffer '0.step'.* before planning: model.get_submodule\('0'\).step = "):
         trace(model, {"input": torch.ones(4, 1, 9)}, unsupported="leaf")
     model.get_submodule("0").step = torch.tensor(2)
     traced = trace(model, {"input": torch.ones(4, 1, 9)}, unsupported="leaf")
     [node] = traced.graph.output_node().all_input_nodes
     assert node.meta[VAL].shape == (4, 1, 5)
+
+
+def test_a_mask_that_the_model_keeps_is_told_as_such() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 2)
+            self.register_buffer("kept", torch.arange(32) % 4 == 0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x[:, self.kept])
+
+    with pytest.raises(TraceError, match=r"depends on the contents of 'kept', .* its indices"):
+        trace(Masked(), {"x": torch.randn(4, 32)})

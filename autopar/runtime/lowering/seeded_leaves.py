@@ -51,6 +51,7 @@ class SeededLeaf:
         raise InputError(
             f"the {self._leaf.noun} '{self._leaf.path}', which runs as one op, returned {returned}, but was planned "
             f"with {planned}: let it return the same{mend}"
+            + (f". It is one op because of this: {self._leaf.reason}" if self._leaf.reason else "")
         )
 
 

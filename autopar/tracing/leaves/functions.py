@@ -30,6 +30,7 @@ from autopar.tracing.errors import NotOneOpError, TraceError
 from autopar.tracing.leaves import opaque
 from autopar.tracing.leaves.effects import EffectError, Effects
 from autopar.tracing.leaves.reads import Reads, reachable
+from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.sizes import Traced as TracedNumbers
 
@@ -152,27 +153,31 @@ def whole_forward(forward: Callable[..., Any], tried: Mapping[FunctionType, str]
 
 @contextlib.contextmanager
 def function_leaves(
-    recorder: Recorder, root: nn.Module, functions: Mapping[FunctionType, str], called: set[FunctionType]
+    recorder: Recorder, root: nn.Module, policy: LeafPolicy, called: set[FunctionType]
 ) -> Iterator[None]:
-    """While inside, each call of one of these functions is one node, and adds the function to `called`."""
-    originals = {function: original(function) for function in functions}
+    """While inside, each call of one of the policy's functions is one node, and adds the function to `called`."""
+    originals = {function: original(function) for function in policy.functions}
     with contextlib.ExitStack() as stack:
-        for function, reason in functions.items():
-            run = partial(_call, recorder, root, function, originals, called, reason)
+        for function in policy.functions:
+            run = partial(_call, recorder, root, function, originals, called, policy)
             stack.enter_context(replaced(function, run))
         yield
 
 
 def _call(
     recorder: Recorder, root: nn.Module, function: FunctionType, originals: Mapping[FunctionType, FunctionType],
-    called: set[FunctionType], reason: str, /, *args: Any, **kwargs: Any,
+    called: set[FunctionType], policy: LeafPolicy, /, *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
     """Record a call of a function leaf as one node; NotOneOpError if it cannot be one."""
-    called.add(function)
-    if not recorder.is_recording():
+    running = recorder.scope[-1][0] if recorder.scope else ""
+    is_traced = function in policy.in_root and running != "" and running in dict(root.named_modules())
+    if not is_traced:
+        called.add(function)
+    if is_traced or not recorder.is_recording():
         return originals[function](*args, **kwargs)
+    reason = policy.functions[function]
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    path = ".".join(filter(None, [recorder.scope[-1][0] if recorder.scope else "", _name(function)]))
+    path = ".".join(filter(None, [running, _name(function)]))
     try:
         outputs, flops, read = _tried(recorder, path, originals[function], leaves, spec)
         may_read = {id(tensor) for tensor in (*read, *reachable(function, leaves[0] if leaves else None, originals))}

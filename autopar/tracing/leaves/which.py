@@ -42,7 +42,8 @@ def rule_of(module: nn.Module) -> Callable[..., Any] | None:
 class LeafPolicy:
     """`leaf_types` match by isinstance or dotted name, `exact_types` by type; `predicates` by type, or one for all.
 
-    `failed`: modules that could not be traced, and why; `functions`: likewise for functions.
+    `failed`: modules that could not be traced, and why; `functions`: likewise for functions, of which those `in_root`
+    could not where no submodule was running: their calls in submodules are traced.
     """
 
     policy: Literal["flat", "layers"] = "flat"
@@ -53,8 +54,15 @@ class LeafPolicy:
     opened: Predicate | None = None  # layers that must be traced because of an option (the bias split)
     failed: dict[nn.Module, str] = field(default_factory=dict)
     functions: dict[FunctionType, str] = field(default_factory=dict)
+    in_root: set[FunctionType] = field(default_factory=set)
     unrolled: dict[type[nn.Module], str] = field(default_factory=dict)  # types that unroll a loop: the error
     max_nodes: int = 40_000  # of a graph; beyond it, modules that unroll a loop become leaves
+
+    def add_function(self, function: FunctionType, reason: str, *, in_root: bool) -> None:
+        """Make a function a leaf from now on."""
+        self.functions[function] = reason
+        if in_root:
+            self.in_root.add(function)
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
         """Whether a call of this module is one node."""
