@@ -9,7 +9,7 @@ import transformers
 from recorded import counted_saved_bytes, graph_of_call
 
 from autopar.cost import annotate
-from autopar.cost.memory.local_workspace import kept_bytes, workspace_bytes
+from autopar.cost.memory.local_workspace import kept_bytes, of_sharded_rows_bytes, workspace_bytes
 from autopar.graph import COST
 from autopar.layout import Layout
 from autopar.strategies import strategies_for
@@ -31,6 +31,17 @@ def test_a_copy_of_an_input_is_cut_as_the_input(of_input: str, of_weight: str, p
     (strategy,) = (s for s in strategies_for(node.graph, (2,))[node] if s.inputs == layouts)
     assert strategy.work == 0.5
     assert kept_bytes(node, strategy, (2,), cost.saved_internal_bytes) == cost.saved_internal_bytes // part
+
+
+@pytest.mark.parametrize("of_weight", ["S0", "S1"])
+def test_an_embedding_with_sharded_rows_keeps_its_ids_and_which_are_others(of_weight: str) -> None:
+    ids, weight = torch.zeros(8, 4, dtype=torch.long), torch.empty(64, 16, device="meta", requires_grad=True)
+    node = graph_of_call(F.embedding, ids.to("meta"), weight)
+    annotate(node.graph)
+    layouts = Layout.parse("R"), Layout.parse(of_weight)
+    (strategy,) = (s for s in strategies_for(node.graph, (2,))[node] if s.inputs == layouts)
+    kept = kept_bytes(node, strategy, (2,), of_sharded_rows_bytes(node))
+    assert kept == (ids.numel() * (8 + 1) if of_weight == "S0" else 0)
 
 
 def test_each_rank_of_experts_has_room_for_every_route() -> None:

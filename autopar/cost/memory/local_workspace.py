@@ -6,6 +6,7 @@ runtime replaces a sharded op by code of its own (`autopar.runtime.local`), as t
 - Causal attention with queries sharded: halves of the queries are sent between ranks, and results are joined.
 - Experts sharded: a rank has room for every route; where each expert is split, inputs and results of a route are whole.
 - Batch normalisation with statistics over several ranks: computed, with the gradient, in float32 at least.
+- Embeddings with rows sharded: a rank keeps its ids, with those of other ranks left out, and a mask of these.
 - Dropout and other ops that draw random numbers: see `cost.memory.random_workspace`.
 """
 
@@ -51,7 +52,7 @@ def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
 
 def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], internal_bytes: int) -> int:
     """Bytes that an op keeps for backward on a device beside inputs and outputs; `internal_bytes`: those of the
-    unsharded op.
+    unsharded op, and of an embedding those that it keeps if rows are sharded.
 
     A saved copy of an input is sharded as that input is, which may be whole although the op's work is split.
     """
@@ -60,12 +61,27 @@ def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], i
         return 0
     if materialises_mask(node, strategy):
         return dropout_kept_bytes(node, strategy, mesh_shape)
+    if node.target is F.embedding:
+        local = strategy.inputs[0].local_shape(tuple(tensor_of(tensor_inputs(node)[0]).shape), mesh_shape)
+        return _row_bytes(node) * math.prod(local) if strategy.local == "embedding_vocab" else 0
     for place, size in cost.saved_copies:
         whole = tuple(tensor_of(tensor_inputs(node)[place]).shape)
         local = math.prod(strategy.inputs[place].local_shape(whole, mesh_shape))
         copies, found = copies + size, found + size * local // max(1, math.prod(whole))
     routes = _of_routes(node, strategy, mesh_shape) if target_name(node).endswith(".experts.experts") else 0
     return found + round((internal_bytes - copies) * _part(strategy, mesh_shape)) + routes
+
+
+def of_sharded_rows_bytes(node: fx.Node) -> int:
+    """Bytes that an embedding keeps of its ids if its rows are sharded (`autopar.runtime.local.vocabulary`); 0 of any
+    other op."""
+    if node.target is not F.embedding or 0 not in node.meta[COST].saved[0]:
+        return 0
+    return _row_bytes(node) * tensor_of(tensor_inputs(node)[0]).numel()
+
+
+def _row_bytes(node: fx.Node) -> int:
+    return tensor_of(tensor_inputs(node)[0]).element_size() + 1
 
 
 def _of_routes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from autopar.cost.memory.formulas import Copy, StepMemory
+from autopar.cost.memory.local_workspace import of_sharded_rows_bytes
 from autopar.cost.memory.random_workspace import also_saved
 from autopar.cost.structure.memo import Memo
 from autopar.cost.traffic import gradient_enters, needs_grad
@@ -42,8 +43,8 @@ class Savings:
         if cost is None or not self.memory.train:
             return _NOTHING
         inputs, outputs, beside = cost.saved
-        more = also_saved(node)
-        return (tuple(sorted({*inputs, *more})), outputs, beside) if more else cost.saved
+        more, masks = also_saved(node), of_sharded_rows_bytes(node)
+        return (tuple(sorted({*inputs, *more})), outputs, beside + masks) if more or masks else cost.saved
 
     def held(self, node: fx.Node) -> Kept:
         """What is saved for a node and held by the caller, parameters apart."""
