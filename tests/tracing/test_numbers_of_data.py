@@ -41,6 +41,12 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
     "of half precision": lambda x: x.bfloat16().sum() * x.sum().item(),
     "of whole numbers": lambda x: (x > 0).long() * x.mean().item(),
     "as a tensor": lambda x: torch.tensor(x.mean().item()) + torch.tensor((x > 0).sum().item()),
+    "to fill with": lambda x: {
+        "new": x.new_full((2, 3), x.max()),
+        "kept": torch.full((3,), x.new_tensor([2.5, 3.5])[1]) * x.new_full((2, 3), x.new_tensor([2, 3])[0]),
+        "like": torch.full_like(x, (x > 0).sum()),
+        "whole": torch.full((2,), fill_value=(x > 0).sum()),
+    },
     "written": filled,
     "read before a write": changed_later,
     "whole numbers and others": lambda x: {
@@ -94,6 +100,11 @@ NOT_TOLD: dict[str, Callable[[Tensor], Any]] = {
 def test_what_cannot_be_told(kind: str) -> None:
     with pytest.raises(UnknownDataError, match=r"give (that input|'x') a known"):
         trace(Made(NOT_TOLD[kind]), {"x": torch.randn(4, 6)})
+
+
+def test_a_size_that_is_data_names_what_decides() -> None:
+    with pytest.raises(UnknownDataError, match=r"new_zeros .*\(it needs a number, .*\): give 'ids' a known example"):
+        trace(lambda x, ids: x.new_zeros((2, ids.max())) + x.sum(), {"x": torch.randn(4), "ids": torch.arange(4)})
 
 
 class Deciding(torch.nn.Module):
