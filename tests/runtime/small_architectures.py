@@ -165,6 +165,7 @@ class Tagger(nn.Module):
         self.head = nn.Linear(32, VOCABULARY)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.lstm.flatten_parameters()  # reads the list of weights before the LSTM makes it anew
         hidden, _ = self.gru(self.lstm(self.words(input_ids))[0])
         return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
 

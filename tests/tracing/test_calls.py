@@ -265,6 +265,20 @@ def test_what_forward_leaves_for_the_loop_or_the_next_call_is_set():
     assert [leaf.name for leaf in traced.inputs.leaves] == ["x"]  # the state is None, so it is no input
 
 
+def test_a_list_of_weights_that_is_made_anew_is_no_state():
+    class Flattening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(2, 2)
+
+        def forward(self, x):
+            self.layer.flatten_parameters()  # reads this list, before the layer makes it anew
+            return self.layer(x)[0]
+
+    traced = trace(Flattening(), dict(x=torch.randn(3, 1, 2)))
+    assert not traced.states and not traced.set_by_calls.names
+
+
 class Counted(nn.Module):
     """Counts in a tensor that exists before, or that the first call makes; it also caches a table."""
 

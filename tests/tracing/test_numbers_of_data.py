@@ -41,6 +41,12 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
     "of half precision": lambda x: x.bfloat16().sum() * x.sum().item(),
     "of whole numbers": lambda x: (x > 0).long() * x.mean().item(),
     "as a tensor": lambda x: torch.tensor(x.mean().item()) + torch.tensor((x > 0).sum().item()),
+    "to fill with": lambda x: {
+        "new": x.new_full((2, 3), x.max()),
+        "kept": torch.full((3,), x.new_tensor([2.5, 3.5])[1]) * x.new_full((2, 3), x.new_tensor([2, 3])[0]),
+        "like": torch.full_like(x, (x > 0).sum()),
+        "whole": torch.full((2,), fill_value=(x > 0).sum()),
+    },
     "written": filled,
     "read before a write": changed_later,
     "whole numbers and others": lambda x: {
@@ -96,6 +102,29 @@ def test_what_cannot_be_told(kind: str) -> None:
         trace(Made(NOT_TOLD[kind]), {"x": torch.randn(4, 6)})
 
 
+def test_a_size_that_is_data_names_what_decides() -> None:
+    with pytest.raises(UnknownDataError, match=r"new_zeros .*\(it needs a number, .*\): give 'ids' a known example"):
+        trace(lambda x, ids: x.new_zeros((2, ids.max())) + x.sum(), {"x": torch.randn(4), "ids": torch.arange(4)})
+
+
+class Deciding(torch.nn.Module):
+    """Branches on a buffer or on a parameter."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.by, self.weight = by, torch.nn.Parameter(torch.ones(6))
+        self.register_buffer("done", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight if getattr(self, self.by).sum() > 0 else x
+
+
+@pytest.mark.parametrize("told", ["the buffer 'done', and planning reads only", "the parameter 'weight': choose with"])
+def test_what_decides_is_no_input(told: str) -> None:
+    with pytest.raises(UnknownDataError, match=f"it depends on {told}"):
+        trace(Deciding(told.split("'")[1]), {"x": torch.randn(4, 6)})
+
+
 @pytest.mark.parametrize("kind", ["whole numbers and others", "truth values"])
 def test_to_the_last_digit_but_one(kind: str) -> None:
     traced, x = trace(Made(COMPUTED[kind]), {"x": torch.randn(4, 6)}), torch.randn(4, 6)
@@ -125,3 +154,32 @@ def test_the_larger_of_two_is_that_of_python() -> None:
         made, wanted = traced.gm(given[0]), chosen(given[1])
         grads = [torch.autograd.grad(out, one)[0] for out, one in zip((made, wanted), given, strict=True)]
         torch.testing.assert_close([made, grads[0]], [wanted, grads[1]], rtol=1e-12, atol=1e-12)
+
+
+class Halved(torch.autograd.Function):
+    """Halves until all is below one, as an adaptive integrator chooses its steps by data."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.divisor = 1.0
+        while x.abs().max().item() > ctx.divisor:
+            ctx.divisor *= 2
+        return x / ctx.divisor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad / ctx.divisor
+
+
+def test_an_autograd_function_that_reads_data_is_in_a_leaf() -> None:
+    with pytest.raises(UnknownDataError, match=r"Halved needs the contents of .* give 'x' a known"):
+        trace(Made(Halved.apply), {"x": torch.randn(4, 6)})
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), Made(lambda x: 4 * Halved.apply(x)))
+    traced, x = trace(model, {"input": torch.randn(4, 6)}, unsupported="leaf"), 9 * torch.randn(4, 6)
+    assert traced.failures
+    grads = []
+    for run in (traced.gm, model):
+        model.zero_grad()
+        run(x).sum().backward()
+        grads.append(model[0].weight.grad.clone())
+    assert torch.equal(*grads)

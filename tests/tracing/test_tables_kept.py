@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -217,6 +217,15 @@ def test_what_forward_keeps_of_its_own_stays() -> None:
     Keeping.seen["before"] = torch.ones(2)
     trace(Keeping(), {"x": torch.randn(2)})
     assert Keeping.seen.keys() == {"before", "times"} and Keeping.seen["before"].sum() == 2
+
+
+def test_what_a_library_imports_lazily_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise ImportError(f"no optional dependency for {name}")
+
+    monkeypatch.setitem(sys.modules, "a_lazy_module", Lazy("a_lazy_module"))
+    assert trace(lambda x: x * made(len(x)), {"x": torch.randn(3, 4)})
 
 
 def test_errors_of_a_trace_are_not_those_of_its_caches() -> None:

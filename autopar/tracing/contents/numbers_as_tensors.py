@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 _MAKERS = {torch.tensor, torch.as_tensor, torch.scalar_tensor}
-_FULL: dict[Any, tuple[Any, int]] = {  # by function: the one that makes as many zeros, and the position of the number
+FULL: dict[Any, tuple[Any, int]] = {  # by function: the one that makes as many zeros, and the position of the number
     torch.full: (torch.zeros, 1),
     torch.full_like: (torch.zeros_like, 1),
     torch.Tensor.new_full: (torch.Tensor.new_zeros, 2),
@@ -40,7 +40,7 @@ def of_tensors(
             return args[0].tensor.to(kwargs.get("dtype") or own, copy=True)
     if (rows := new_rows.create_as_many_rows(recorder.trace_masks, func, args, kwargs)) is not NotImplemented:
         return rows
-    if func in _FULL:
+    if func in FULL:
         return _filled(recorder, func, args, kwargs)
     if (result := _multiplied(recorder, func, args, kwargs)) is not NotImplemented:
         return result
@@ -93,7 +93,7 @@ def _bounds(recorder: Recorder, name: str, args: Any, kwargs: Any) -> tuple[Any,
 
 def _filled(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """`torch.full` and the like with an unknown number: zeros that are filled with the number's tensor."""
-    zeros, place = _FULL[func]
+    zeros, place = FULL[func]
     number = args[place] if len(args) > place else kwargs.get("fill_value")
     if not isinstance(number, UnknownNumber) or has_unknown(args[:place]):
         return NotImplemented

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.tracing.contents import masked
 from autopar.tracing.contents.asking import ask
+from autopar.tracing.contents.numbers_as_tensors import FULL
 from autopar.tracing.leaves.custom_ops import outputs_of_operator
 from autopar.tracing.picked.trace_masks import SELECTING
 from autopar.tracing.targets import methods
@@ -47,6 +48,8 @@ def run_without_kernel(
         return func(*arguments.data_free(masked.at_zero(args))), None
     if _ASKED_FOR_A_NUMBER in str(error):  # a tensor was passed where a number is needed
         _again_with_numbers(recorder, args, kwargs)
+        if func in FULL:
+            _again_with_number(recorder, FULL[func][1], args, kwargs)
     real = None if arguments.unknown else known_values.run(func, args, kwargs, arguments.tensors, None, [])
     if real is not None:
         return pytree.tree_map_only(Tensor, data_free_like, real), real
@@ -76,6 +79,9 @@ def run_without_kernel(
     if "torch.nonzero()" in reason or func in SELECTING:
         reason = "how many elements it picks depends on data"
         deciding = masks or deciding[-1:]
+    elif _ASKED_FOR_A_NUMBER in reason:
+        reason = "it needs a number, as for a size, and is given a tensor, which is data"
+        deciding = [tensor for tensor in deciding if not tensor.ndim] or deciding
     description = f"{name} could not be computed on data-free tensors ({reason})"
     raise recorder.unknown(description, deciding=deciding) from error
 
@@ -85,6 +91,16 @@ def _again_with_numbers(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[
     numbers = as_numbers(recorder, (args, kwargs))
     if any(a is not b for a, b in zip(pytree.tree_leaves(numbers), pytree.tree_leaves((args, kwargs)), strict=True)):
         raise Again(*numbers)
+
+
+def _again_with_number(recorder: Recorder, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise Again if the value to fill with is a tensor: with the number that it holds, which torch reads too."""
+    value = args[place] if len(args) > place else kwargs.get("fill_value")
+    if isinstance(value, Tensor):
+        number = ask(recorder, Tensor.item, (value,), {})
+        if len(args) > place:
+            raise Again((*args[:place], number, *args[place + 1 :]), kwargs)
+        raise Again(args, {**kwargs, "fill_value": number})
 
 
 def as_numbers(recorder: Recorder, value: Any) -> Any:

@@ -83,7 +83,14 @@ def _record(recorder: Recorder, cls: Any, forward: Callable[..., Any], with_grad
         versions = [tensor._version for tensor in tensors]
         reads = Reads()
         with torch.no_grad(), reads.of_modules():  # `apply` adds the history afterwards, also to a view of an argument
-            result = reads.run(_run_data_free, (target, forward, *ctx, *args), {})
+            try:
+                result = reads.run(_run_data_free, (target, forward, *ctx, *args), {})
+            except (NotImplementedError, RuntimeError) as error:
+                if "meta" not in str(error).lower():
+                    raise
+                reason = (str(error).strip().splitlines() or [""])[0][:200]
+                message = f"{target.__qualname__} needs the contents of tensors ({reason})"
+                raise recorder.unknown(message, deciding=tensors) from error
             outputs = pytree.tree_map_only(torch.Tensor, lambda t: with_own_identity(t, tensors), result)
         returned = {id(tensor) for tensor in pytree.tree_leaves(result)}
         _check_reads(recorder, target, args, reads)

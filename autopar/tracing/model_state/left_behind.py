@@ -23,7 +23,15 @@ from autopar.tracing.errors import TraceError, nor_one_op
 from autopar.tracing.leaves.loss_owners import values_in
 from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.model_state.changed_state import ChangedAttributes, Kept
-from autopar.tracing.model_state.left_values import PLAIN, Look, holds_data, parts_of, tensors_in, writes_into
+from autopar.tracing.model_state.left_values import (
+    PLAIN,
+    Look,
+    holds_data,
+    is_replaced,
+    parts_of,
+    tensors_in,
+    writes_into,
+)
 from autopar.tracing.model_state.near_caches import tensors_kept
 from autopar.tracing.model_state.own_containers import OF_TORCH
 from autopar.tracing.picked.picked_rows import has_picked_rows
@@ -150,7 +158,7 @@ class LeftBehind:
         for entry, name, old, new in self._compared():
             if id(entry.module) not in as_they_are:
                 self._sort(changes, entry, name, old, new, recorder, reads)
-            elif new is not old and holds_data(new, recorder):  # set by traced code: a leaf's own code is not traced
+            elif is_replaced(old, new) and holds_data(new, recorder):  # by traced code, which that of a leaf is not
                 changes.lost.append(entry.path_of(name))
         for path, owner, values in self._beside:
             after = values_in(owner)
@@ -187,7 +195,7 @@ class LeftBehind:
         """Add one attribute to where it belongs in `changes`, as `attributes` says; nowhere if it has not changed."""
         state = State(entry.path, name, self._of_loss.get(entry.path))
         of_data, was_tensor = holds_data(new, recorder), bool(tensors_in(old))
-        is_set = new is not old and (name in vars(entry.module) or self._is_bound(entry, name, old, new))
+        is_set = is_replaced(old, new) and (name in vars(entry.module) or self._is_bound(entry, name, old, new))
         is_read = is_set and reads.began_with(entry.path, name, old)
         if (is_read and has_unknown(new)) or has_picked_rows(new):  # a number carried over, or picked rows
             changes.lost.append(entry.path_of(name))

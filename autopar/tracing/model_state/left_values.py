@@ -49,6 +49,11 @@ def parts_of(value: Any) -> Any:
     return spec, [leaf if isinstance(leaf, (*PLAIN, str, type(None))) else id(leaf) for leaf in leaves]
 
 
+def is_replaced(old: Any, new: Any) -> bool:
+    """Whether a value is another one; a new list of the same tensors (`nn.LSTM` lists its weights anew) is not."""
+    return new is not old and not (tensors_in(new) and parts_of(new) == parts_of(old))
+
+
 def writes_into(value: Any) -> list[int]:
     """The version of each tensor in a value, which counts the writes into it."""
     return [tensor._version for tensor in tensors_in(value)]

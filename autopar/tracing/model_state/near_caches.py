@@ -51,8 +51,10 @@ def _spaces(files: Iterable[str], model: nn.Module) -> list[dict[Any, Any]]:
 
 
 def _modules_of(files: Iterable[str]) -> set[str]:
-    wanted_files = set(files)
-    return {name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) in wanted_files}
+    wanted = set(files)
+    # `getattr` would import what libraries import lazily
+    loaded = [(name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType)]
+    return {name for name, module in loaded if vars(module).get("__file__") in wanted}
 
 
 def _is_others(name: Any) -> bool:

@@ -96,7 +96,8 @@ class _Functionalization:
                 raise UntraceableError(
                     f"forward writes into the parameter '{node.target}': write after optimizer.step(), under "
                     "torch.no_grad(), or make it a buffer where it is not trained, or compute with a new tensor "
-                    "(weight.clamp(-1, 1) in place of weight.clamp_(-1, 1))",
+                    "(weight.clamp(-1, 1) in place of weight.clamp_(-1, 1)); if it initialises by its first batch, "
+                    "run one batch through the model before planning",
                     where=writer.meta.get(PLACE, ""),
                 )
 
