@@ -140,6 +140,17 @@ class Problem:
         return any(op.like is not None for op in self.ops)
 
     @cached_property
+    def first_region(self) -> list[int]:
+        """By stage, the number of its first region: the blocks of all stages, in order, are the graph's regions
+        (`cost.structure.blocks.regions`)."""
+        return [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]
+
+    @cached_property
+    def stage_of_region(self) -> list[int]:
+        """By region, the stage that it is a block of."""
+        return [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
+
+    @cached_property
     def grouping(self) -> Grouping:
         """How parameters share collectives (buckets)."""
         return self.memory.grouping(self.repeats)

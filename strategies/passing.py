@@ -66,15 +66,15 @@ def same_for_equal_ops(
     neighbours than the rest, so that other things may pass through it.
     """
     merged: dict[Hashable, Passing] = {}
-    for op, positions_of_op, mine in dict.fromkeys(
+    for op, positions_of_op, passings in dict.fromkeys(
         (members[node].op, positions[node], passing[node]) for node in passing
     ):
-        for each, places, own in each_op(op, positions_of_op, mine):
-            before = merged.get((each, places), Passing((), False))
+        for like, places, own in each_op(op, positions_of_op, passings):
+            before = merged.get((like, places), Passing((), False))
             groups = before.groups + tuple(g for g in own.groups if g not in before.groups)
-            merged[each, places] = Passing(groups, before.gradient or own.gradient)
+            merged[like, places] = Passing(groups, before.gradient or own.gradient)
     shared = {
-        (op, positions_of_op): tuple(merged[each, places] for each, places in each_op(op, positions_of_op))
+        (op, positions_of_op): tuple(merged[like, places] for like, places in each_op(op, positions_of_op))
         for op, positions_of_op in dict.fromkeys((members[node].op, positions[node]) for node in passing)
     }
     return {

@@ -49,21 +49,21 @@ LEGEND = (
 
 def rows(records: Iterable[Record]) -> list[list[str]]:
     """One row per family: how many architectures reach each goal, and figures of the plans on the first mesh."""
-    found = []
+    lines = []
     for family in FAMILIES:
-        mine = [r for r in records if r["family"] == family]
-        if not mine:
+        of_family = [r for r in records if r["family"] == family]
+        if not of_family:
             continue
-        count = collections.Counter(r["status"] for r in mine)
-        ruled = [r for r in mine if "under_rule" in r]
-        plans = [next(iter(r["plans"].values())) for r in mine if r["status"] == "planned"]
+        count = collections.Counter(r["status"] for r in of_family)
+        ruled = [r for r in of_family if "under_rule" in r]
+        plans = [next(iter(r["plans"].values())) for r in of_family if r["status"] == "planned"]
         whole, seconds = [p["replicated"] for p in plans], [p["cpu_seconds"] for p in plans]
         goals = [f"{sum(map(goal, ruled))}/{len(ruled)}" for _, goal in GOALS]
         states = [str(count[s]) for s in ("planned", "failed", "not traced", "not built")]
         figures = [f"{100 * f(whole):.2f} %" for f in (statistics.median, max)] if plans else ["", ""]
         figures += [f"{f(seconds):.1f}" for f in (statistics.median, max)] if plans else ["", ""]
-        found.append([title(family), str(len(mine)), *states, *goals, *figures])
-    return found
+        lines.append([title(family), str(len(of_family)), *states, *goals, *figures])
+    return lines
 
 
 DECODERS = ("causal-lm", "seq2seq-lm", "speech-seq2seq")
@@ -71,14 +71,14 @@ DECODERS = ("causal-lm", "seq2seq-lm", "speech-seq2seq")
 
 def goals(records: Iterable[Record]) -> list[list[str]]:
     """The goals of issue 4, and how many of the traced architectures reach each."""
-    mine = list(records)
-    ruled = [r for r in mine if "under_rule" in r]
+    listed = list(records)
+    ruled = [r for r in listed if "under_rule" in r]
     tests = dict(GOALS)
     both = [r for r in ruled if tests["ruled"](r) and tests["on batch"](r)]
     decoders = [r for r in ruled if r["family"] in DECODERS]
     inner = [r for r in decoders if tests["on inner"](r)]
-    whole = [next(iter(r["plans"].values()))["replicated"] for r in mine if r["status"] == "planned"]
-    failed = sum(r["status"] == "failed" for r in mine)
+    whole = [next(iter(r["plans"].values()))["replicated"] for r in listed if r["status"] == "planned"]
+    failed = sum(r["status"] == "failed" for r in listed)
 
     def share(part: Sequence[Any], of: Sequence[Any]) -> str:
         return f"{len(part)} of {len(of)} ({100 * len(part) / max(len(of), 1):.1f} %)"
@@ -97,8 +97,8 @@ def on_mesh(records: Iterable[Record]) -> list[list[str]]:
     for record in records:
         for mesh, plan in record.get("plans", {}).items():
             planned = "replicated" in plan
-            found = [f"{plan['replicated']:.4g}", f"{plan['gap']:.4g}"] if planned else [plan["why"][:60], ""]
-            cells.append([record["name"], mesh, *found, f"{plan['cpu_seconds']:.1f}"])
+            figures = [f"{plan['replicated']:.4g}", f"{plan['gap']:.4g}"] if planned else [plan["why"][:60], ""]
+            cells.append([record["name"], mesh, *figures, f"{plan['cpu_seconds']:.1f}"])
         if "plans" not in record:
             cells.append([record["name"], "", record["status"], record.get("why", "")[:100], ""])
     return cells
@@ -132,8 +132,8 @@ def report(records: list[Record], notes: list[str], others: Sequence[Sequence[Re
     lines += ["", "## Not planned", "", *markdown(["architecture", "status", "why"], failed)]
     short = [r for r in records if "under_rule" in r and not all(goal(r) for _, goal in GOALS)]
     shares = ("under_rule", "discovered", "none", "on_batch", "on_inner")
-    each = [[r["name"], *(f"{100 * r[share]:.1f} %" for share in shares)] for r in short]
-    lines += ["", "## Short of a goal", "", *markdown(["architecture", *shares], each)]
+    short_rows = [[r["name"], *(f"{100 * r[share]:.1f} %" for share in shares)] for r in short]
+    lines += ["", "## Short of a goal", "", *markdown(["architecture", *shares], short_rows)]
     return lines
 
 
@@ -157,20 +157,20 @@ def main() -> None:
     parser.add_argument("--listed", type=Path, metavar="FILE", help="those whose names are in this file, one a line")
     parser.add_argument("--gap", type=float, default=1e-3, help="how far from the optimum a plan may be, relatively")
     parser.add_argument("--also", type=Path, action="append", default=[], help="records of other meshes, to report")
-    given, records = parse(parser)
-    if given.report:
-        others = [list(last_records(path).values()) for path in given.also]
-        text = report(list(records.values()), given.note, others)
-        given.report.with_suffix(".md").write_text("\n".join(text) + "\n")
+    arguments, records = parse(parser)
+    if arguments.report:
+        others = [list(last_records(path).values()) for path in arguments.also]
+        text = report(list(records.values()), arguments.note, others)
+        arguments.report.with_suffix(".md").write_text("\n".join(text) + "\n")
         return
-    listed = set(given.listed.read_text().split()) if given.listed else None
+    listed = set(arguments.listed.read_text().split()) if arguments.listed else None
 
     def names(family: str) -> Sequence[str]:
-        found = one_of_each_kind() if family == "timm" and given.kinds else architectures(family)
+        found = one_of_each_kind() if family == "timm" and arguments.kinds else architectures(family)
         return [name for name in found if listed is None or name in listed]
 
-    options = {"meshes": given.mesh or [(8,)], "gap": given.gap}
-    print(sweep(given, records, "plan_worker.py", PLANNER, options, told, names))
+    options = {"meshes": arguments.mesh or [(8,)], "gap": arguments.gap}
+    print(sweep(arguments, records, "plan_worker.py", PLANNER, options, told, names))
     print(*table(rows(records.values()), "<" + ">" * (len(HEAD) - 1), head=HEAD, indent=0), sep="\n")
     print(
         *table(without_rule(records.values(), "ops_without"), "<><", head=["op without a rule", "in", ""], indent=0),

@@ -190,12 +190,12 @@ def told(text: str) -> None:
 def show(trained: Sequence[Trained], taken: Sequence[Sequence[float]], cluster: Cluster, clock: Clock) -> None:
     lines, errors = [], []
     by_model: dict[str, list[tuple[float, float]]] = {}
-    for one, times in zip(trained, taken, strict=True):
-        assert one.prepared is not None
-        prediction = predicted_on(one.prepared, one.plan, cluster)
+    for model, times in zip(trained, taken, strict=True):
+        assert model.prepared is not None
+        prediction = predicted_on(model.prepared, model.plan, cluster)
         low, middle, high = statistics.quantiles(times, n=4)
         errors.append(prediction.step_seconds / middle - 1)
-        by_model.setdefault(one.pair.model, []).append((prediction.step_seconds, middle))
+        by_model.setdefault(model.pair.model, []).append((prediction.step_seconds, middle))
         parts = [
             prediction.compute_seconds,
             prediction.comm_seconds,
@@ -203,12 +203,12 @@ def show(trained: Sequence[Trained], taken: Sequence[Sequence[float]], cluster: 
             prediction.optimizer_seconds,
         ]
         lines.append(
-            [one.pair.model, one.pair.plan, f"{1e3 * middle:.0f}", f"{1e3 * low:.0f} to {1e3 * high:.0f}"]
+            [model.pair.model, model.pair.plan, f"{1e3 * middle:.0f}", f"{1e3 * low:.0f} to {1e3 * high:.0f}"]
             + [f"{1e3 * prediction.step_seconds:.0f}", f"{100 * errors[-1]:+.1f} %"]
             + [f"{1e3 * part:.0f}" for part in parts]
         )
     sizes = [abs(error) for error in errors]
-    tau = {name: kendall_tau(found) for name, found in by_model.items() if len(found) > 2}
+    tau = {name: kendall_tau(pairs) for name, pairs in by_model.items() if len(pairs) > 2}
     print(
         f"Clock: {clock} seconds. Median error {100 * statistics.median(sizes):.1f} %, worst {100 * max(sizes):.0f} %."
     )

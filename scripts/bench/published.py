@@ -69,13 +69,13 @@ def _pins(layout: str) -> tuple[str, ...]:
 
 
 def _megatron(
-    layers: int, width: int, heads: int, tensor: int, data: int, per_group: int, micro_batches: int = 1
+    layers: int, width: int, heads: int, tensor: int, replicas: int, per_group: int, micro_batches: int = 1
 ) -> Run:
     """A run in table 1 of arXiv:2104.04473: data parallelism over tensor parallelism, every layer recomputed."""
-    mesh = (data, tensor) if tensor > 1 else (data,)
+    mesh = (replicas, tensor) if tensor > 1 else (replicas,)
     pins = ("tp", *_pins("S0,R")) if tensor > 1 else ("ddp",)
     model, replays = gpt(layers, width, heads), ("blocks.{}",)
-    return Run(model, layers, "a100", mesh, pins, data * per_group, micro_batches, replays=replays)
+    return Run(model, layers, "a100", mesh, pins, replicas * per_group, micro_batches, replays=replays)
 
 
 _HIDES_LESS = "DeepSpeed of 2021, for its order alone: its gathers hide less behind compute"
@@ -178,13 +178,13 @@ def published_seconds(row: Row, run: Run) -> float:
 
 def steps(rows: list[Row]) -> list[tuple[Row, float, float]]:
     """(row, published seconds, predicted seconds) of each step."""
-    found = []
+    results = []
     for row in rows:
         run = RUNS.get(row["id"])
         if run is not None:
             print(row["id"], file=sys.stderr, flush=True)
-            found.append((row, published_seconds(row, run), priced(run).step.step_seconds))
-    return found
+            results.append((row, published_seconds(row, run), priced(run).step.step_seconds))
+    return results
 
 
 def layer(run: Run, form: str) -> float:
@@ -193,8 +193,8 @@ def layer(run: Run, form: str) -> float:
     for layers in (2, 3):
         with torch.device("meta"):
             model = GPT(layers, 6144, 64)
-        found = priced(run, model, layers)
-        times = {"layer fwd": found.forward_seconds, "layer bwd": found.backward_seconds}
+        prices = priced(run, model, layers)
+        times = {"layer fwd": prices.forward_seconds, "layer bwd": prices.backward_seconds}
         parts.append(times.get(form, sum(times.values())))
     return parts[1] - parts[0]
 
@@ -205,24 +205,24 @@ def llama_layer(batch: int) -> float:
     for layers in (2, 3):
         with torch.device("meta"):
             model = llama("7B", layers)
-        one = Cluster.preset("a100", (1,))
-        parts.append(price(model, batch, 2048, one, (), compiled=False).forward_seconds)
+        device = Cluster.preset("a100", (1,))
+        parts.append(price(model, batch, 2048, device, (), compiled=False).forward_seconds)
     return (parts[1] - parts[0]) / batch
 
 
 def layer_times(rows: list[Row]) -> list[tuple[Row, float, float]]:
-    found = []
+    results = []
     for row in rows:
         if row["id"].startswith("kor22-t4"):
-            found.append((row, float(row["value"]) * 1e-3, layer(LAYERS[row["recompute"]], row["metric"])))
+            results.append((row, float(row["value"]) * 1e-3, layer(LAYERS[row["recompute"]], row["metric"])))
         elif row["id"].startswith("galv-7b-fwd"):
-            found.append((row, float(row["value"]) * 1e-3, llama_layer(int(row["mbs_per_dp"]))))
-    return found
+            results.append((row, float(row["value"]) * 1e-3, llama_layer(int(row["mbs_per_dp"]))))
+    return results
 
 
 def collectives(rows: list[Row]) -> list[tuple[Row, float, float]]:
     """Milliseconds or GB/s in one node, and GB/s of groups over two nodes, given the rate of a group of all devices."""
-    found = []
+    results = []
     by_id = {row["id"]: float(row["value"]) for row in rows}
     for row in rows:
         if not row["id"].startswith(("galv-ar", "galv-a2a")):
@@ -232,30 +232,30 @@ def collectives(rows: list[Row]) -> list[tuple[Row, float, float]]:
             axis = Cluster.preset("a100", (size,)).axes[0]
             kind = "all_reduce" if "-ar-" in row["id"] else "all_to_all"
             count = int(row["id"].rpartition("-")[2][:-2]) * 2**20
-            found.append((row, value, collective_seconds(kind, count, axis) * 1e3))
+            results.append((row, value, collective_seconds(kind, count, axis) * 1e3))
         elif "2n" in row["id"]:
             node = Node(8, by_id["galv-ar-1n-8"] * 1e9, 0.0, by_id["galv-ar-2n-16"] * 1e9, 0.0)
-            found.append((row, value, node.axes((size, 16 // size), "ab")[0].bytes_per_s / 1e9))
+            results.append((row, value, node.axes((size, 16 // size), "ab")[0].bytes_per_s / 1e9))
         else:
-            found.append((row, value, Cluster.preset("a100", (size,)).axes[0].bytes_per_s / 1e9))
-    return found
+            results.append((row, value, Cluster.preset("a100", (size,)).axes[0].bytes_per_s / 1e9))
+    return results
 
 
-def show(title: str, found: list[tuple[Row, float, float]], scale: float, unit: str, notes: dict[str, str]) -> None:
+def show(title: str, results: list[tuple[Row, float, float]], scale: float, unit: str, notes: dict[str, str]) -> None:
     """Print one table with its median error, and notes on rows with an error above 25 %."""
-    if not found:
+    if not results:
         return
-    errors = [predicted / measured - 1 for _, measured, predicted in found]
+    errors = [predicted / measured - 1 for _, measured, predicted in results]
     lines = [
         [row["id"], row["hardware"], f"{scale * measured:.4g}", f"{scale * predicted:.4g}", f"{100 * error:+.1f} %"]
-        for (row, measured, predicted), error in zip(found, errors, strict=True)
+        for (row, measured, predicted), error in zip(results, errors, strict=True)
     ]
     size = [abs(error) for error in errors]
     print(f"## {title}\n\nMedian error {100 * statistics.median(size):.1f} %, worst {100 * max(size):.0f} %.\n\n```")
     head = ["row", "hardware", f"published {unit}", f"predicted {unit}", "error"]
     print(*table(lines, "<<>>>", head=head, indent=0), sep="\n")
     print("```\n")
-    for (row, _, _), error in zip(found, errors, strict=True):
+    for (row, _, _), error in zip(results, errors, strict=True):
         if abs(error) > 0.25:
             print(f"- {row['id']}, {100 * error:+.0f} %: {notes.get(row['id'], 'no reason known')}.")
     print()
@@ -266,8 +266,8 @@ _OTHER_SIZE = "the same source's times by size, above, are 180 to 230 GB/s: this
 _SHARED = "four and eight groups at once get 65 GB/s out of a node whose cards give one group 45"
 
 
-def _of(found: list[tuple[Row, float, float]], note: str) -> dict[str, str]:
-    return {row["id"]: note for row, _, _ in found}
+def _of(results: list[tuple[Row, float, float]], note: str) -> dict[str, str]:
+    return {row["id"]: note for row, _, _ in results}
 
 
 def main(words: list[str]) -> None:
@@ -276,15 +276,15 @@ def main(words: list[str]) -> None:
     notes = {name: run.note for name, run in RUNS.items() if run.note}
     show("Step time", steps(rows), 1.0, "s", notes)
     layers = layer_times(rows)
-    named = [found for found in layers if found[0]["id"].startswith("kor22")]
+    named = [result for result in layers if result[0]["id"].startswith("kor22")]
     show("One layer, device named", named, 1e3, "ms", notes)
     show("One layer forward for a sample, device not named", [f for f in layers if f not in named], 1e3, "ms", notes)
-    moved = collectives(rows)
-    inside = [found for found in moved if found[0]["unit"] == "ms"]
+    collective_results = collectives(rows)
+    inside = [result for result in collective_results if result[0]["unit"] == "ms"]
     show("Collectives in one node", inside, 1.0, "ms", _of(inside, _SMALL))
-    across = [found for found in moved if found not in inside]
-    within = [found for found in across if "1n" in found[0]["id"]]
-    wide = [found for found in across if "2n" in found[0]["id"]]
+    across = [result for result in collective_results if result not in inside]
+    within = [result for result in across if "1n" in result[0]["id"]]
+    wide = [result for result in across if "2n" in result[0]["id"]]
     show("Bus bandwidth of all-reduces", across, 1.0, "GB/s", {**_of(within, _OTHER_SIZE), **_of(wide, _SHARED)})
 
 

@@ -42,10 +42,10 @@ def ours(build: Build, budget: int) -> Measured | None:
     return Measured(autoparallelize(model, inputs, init_device_mesh("cpu", (1,)), plan=made), model)
 
 
-def within(found: Sequence[Measured], budget: int) -> Measured | None:
+def within(results: Sequence[Measured], budget: int) -> Measured | None:
     """The result with the least recompute among those that fit the budget."""
-    fits = [one for one in found if one.peak_bytes <= budget]
-    return min(fits, key=lambda one: (one.seconds, one.peak_bytes), default=None)
+    fits = [result for result in results if result.peak_bytes <= budget]
+    return min(fits, key=lambda result: (result.seconds, result.peak_bytes), default=None)
 
 
 def rows_of(name: str, count: int, steps: int) -> list[list[str]]:
@@ -56,34 +56,34 @@ def rows_of(name: str, count: int, steps: int) -> list[list[str]]:
     model = build()
     eager = Measured(model, model)
     peers = {"AutoSAC": list(sweep_autosac(build)), "partitioner": list(sweep_partitioner(build))}
-    least = min(one.peak_bytes for found in peers.values() for one in found)
+    least = min(own.peak_bytes for results in peers.values() for own in results)
     budgets = [round(eager.peak_bytes + (least - eager.peak_bytes) * i / (count - 1)) for i in range(count)]
     chosen: list[dict[str, Measured | None]] = []
     for budget in budgets:
-        one = ours(build, budget)
+        own = ours(build, budget)
         # plans for larger budgets count too if they fit, as the other systems' settings do
-        mine = within([m for m in (one, *(row["autopar"] for row in chosen)) if m is not None], budget)
-        chosen.append({"autopar": mine, **{system: within(found, budget) for system, found in peers.items()}})
+        best = within([m for m in (own, *(row["autopar"] for row in chosen)) if m is not None], budget)
+        chosen.append({"autopar": best, **{system: within(results, budget) for system, results in peers.items()}})
         print(*cells(name, show_bytes(budget), chosen[-1], eager), sep="  ", file=sys.stderr, flush=True)
     timed = {id(m): m for row in chosen for m in row.values() if m is not None}
     for _ in range(steps):
-        for one in (eager, *timed.values()):
-            one.time()
+        for own in (eager, *timed.values()):
+            own.time()
     lines = [cells(name, "eager", {"autopar": eager, "AutoSAC": eager, "partitioner": eager}, eager)]
     return lines + [cells(name, show_bytes(b), row, eager) for b, row in zip(budgets, chosen, strict=True)]
 
 
 def cells(name: str, budget: str, row: dict[str, Measured | None], eager: Measured) -> list[str]:
-    found = [name, budget]
+    row_cells = [name, budget]
     for system in SYSTEMS:
-        one = row[system]
-        if one is None:
-            found += ["none", "", "", ""]
+        result = row[system]
+        if result is None:
+            row_cells += ["none", "", "", ""]
             continue
-        more = (one.seconds - eager.seconds) * 1e3, (one.flops - eager.flops) / 1e9
-        took = f"{1e3 * statistics.median(one.cpu_seconds):.0f}" if one.cpu_seconds else ""
-        found += [show_bytes(one.peak_bytes), f"{more[0]:.1f}", f"{more[1]:.2f}", took]
-    return found
+        further = (result.seconds - eager.seconds) * 1e3, (result.flops - eager.flops) / 1e9
+        took = f"{1e3 * statistics.median(result.cpu_seconds):.0f}" if result.cpu_seconds else ""
+        row_cells += [show_bytes(result.peak_bytes), f"{further[0]:.1f}", f"{further[1]:.2f}", took]
+    return row_cells
 
 
 def main() -> None:

@@ -58,11 +58,11 @@ def measured(trained: Sequence[Trained], rounds: int, steps: int) -> list[tuple[
             taken[i] += [step_of(trained[i]) for _ in range(steps)]
     everyone: list[list[list[Step]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, taken)
-    found = []
+    medians = []
     for ranks in zip(*everyone, strict=True):
         slowest = [(max(cpu for cpu, _ in step), max(wall for _, wall in step)) for step in zip(*ranks, strict=True)]
-        found.append((statistics.median(c for c, _ in slowest), statistics.median(w for _, w in slowest)))
-    return found
+        medians.append((statistics.median(c for c, _ in slowest), statistics.median(w for _, w in slowest)))
+    return medians
 
 
 def rows_of(model: str, cluster: Cluster, twins: int, rounds: int, steps: int) -> list[list[str]]:
@@ -76,16 +76,16 @@ def rows_of(model: str, cluster: Cluster, twins: int, rounds: int, steps: int) -
         told(f"{model}, {pair.plan}: made")
     singly = measured(trained, rounds, steps)
     alike = [singly[i : i + twins] for i in range(0, len(singly), twins)]
-    seconds = [(statistics.median(c for c, _ in some), statistics.median(w for _, w in some)) for some in alike]
+    seconds = [tuple(map(statistics.median, zip(*of_twins, strict=True))) for of_twins in alike]
     best = min(seconds)[0], min(wall for _, wall in seconds)
     lines = []
-    for one, some, (cpu, wall) in zip(trained[::twins], alike, seconds, strict=True):
-        predicted = one.plan.predicted.step_seconds
+    for first, of_twins, (cpu, wall) in zip(trained[::twins], alike, seconds, strict=True):
+        predicted = first.plan.predicted.step_seconds
         over = [f"{100 * (taken / least - 1):+.1f} %" for taken, least in zip((cpu, wall), best, strict=True)]
-        apart = f"{100 * (max(some)[0] / min(some)[0] - 1):.1f} %"
+        apart = f"{100 * (max(of_twins)[0] / min(of_twins)[0] - 1):.1f} %"
         figures = f"{1e3 * predicted:.0f}", f"{1e3 * cpu:.0f}", apart, over[0], f"{1e3 * wall:.0f}", over[1]
-        lines.append([model, one.pair.plan, *figures])
-    like = next((one.pair.plan for one in trained[:-twins] if _is_alike(one.plan, trained[-1].plan)), None)
+        lines.append([model, first.pair.plan, *figures])
+    like = next((first.pair.plan for first in trained[:-twins] if _is_alike(first.plan, trained[-1].plan)), None)
     if like is not None:
         told(f"{model}: the own choice stores, sends and replays as {like} does")
     return lines

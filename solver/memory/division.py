@@ -29,7 +29,7 @@ class Division:
     def __init__(self, model: Model) -> None:
         self.model, self.program, self.grouping = model, model.program, model.problem.grouping
         stages = model.problem.stages
-        stage_of = [i for i, stage in enumerate(stages) for _ in range(stage.count)]
+        stage_of = model.problem.stage_of_region
         groups = [{stage_of[other] for other in self.grouping.together(region)} for region in range(len(stage_of))]
         self._together: list[frozenset[int]] = [frozenset()] * len(stages)  # by stage, empty where nothing is shared
         together: set[int] = set()

@@ -72,7 +72,7 @@ class ForwardPeaks:
 
     def _always_counts(self, number: int) -> bool:
         """Whether a stage's rows hold even where all blocks that share its buckets are recomputed as a whole."""
-        first, count = self.rows.first[number], self.problem.stages[number].count
+        first, count = self.problem.first_region[number], self.problem.stages[number].count
         any_in_part = not self.part.regions.isdisjoint(range(first, first + count))
         return any_in_part or not self.peaks.transfers.division.of(number)
 
@@ -95,7 +95,7 @@ class ForwardPeaks:
     def _returned_later(self, number: int) -> Expression:
         """Outputs that count always though later stages make them: with a minus sign, to be taken off here."""
         memory, returned = self.problem.memory, dict[int, float]()
-        last = self.rows.first[number] + self.problem.stages[number].count - 1
+        last = self.problem.first_region[number] + self.problem.stages[number].count - 1
         for output, op in enumerate(self.problem.ops):
             for variable, choice in (
                 zip(self.model.x[output], op.choices, strict=True) if op.node.op == "output" else ()

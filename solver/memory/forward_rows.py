@@ -86,9 +86,7 @@ class ForwardRows:
             for node in self.nodes
             if memory.is_parameter(node) and node in self.op_of
         }
-        self.first = [sum(stage.count for stage in self.problem.stages[:i]) for i in range(len(self.problem.stages))]
-        self.stage_of = [i for i, stage in enumerate(self.problem.stages) for _ in range(stage.count)]
-        self._own = [self._read_first(i) for i in range(len(self.stage_of))]
+        self._own = [self._read_first(i) for i in range(len(self.problem.stage_of_region))]
 
     def add(self, rows: Rows, always: int | None) -> None:
         """Add the rows of a pass without backward; `always`: what lives throughout."""
@@ -104,7 +102,7 @@ class ForwardRows:
     ) -> None:
         """Give what lives at the points of a stage's blocks to `sink`, equal blocks once. Of the `regions` given all
         points count (None: of every region), and in the regions `landings` only those at which a bucket lands."""
-        first, stage = self.first[number], self.problem.stages[number]
+        first, stage = self.problem.first_region[number], self.problem.stages[number]
         done: set[tuple[object, ...]] = set()
         for block in range(stage.count):
             lands = first + block in landings
@@ -157,9 +155,8 @@ class ForwardRows:
             own = {(_OWN[phase], i)} if phase in _OWN and not self.grouping.is_cut(i) else set()
             buckets = Counter(_Bucket(kind, self._own[region]) for kind, region in terms if (kind, region) not in own)
             in_flight.append((phase, tuple(buckets.items())))
-        return _Region(
-            self.stage_of[i], i == group.start, self.grouping.is_cut(i), self._own[i], tuple(stays), tuple(in_flight)
-        )
+        begins, stage = i == group.start, self.problem.stage_of_region[i]
+        return _Region(stage, begins, self.grouping.is_cut(i), self._own[i], tuple(stays), tuple(in_flight))
 
 
 class _Block:

@@ -57,8 +57,7 @@ class StageTransfers:
         model = division.model
         self.model, self.program, self.division = model, model.program, division
         self.grouping, self.stages = division.grouping, model.problem.stages
-        self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
-        self.stage_of = [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
+        self.first, self.stage_of = model.problem.first_region, model.problem.stage_of_region
         self._reads, self._total, self._alike = (shared, own), total, alike
         self._of_own = False
         self._sums: dict[tuple[str, int, int | None, bool], int | None] = {}

@@ -87,8 +87,8 @@ def restricted_to(problem: Problem, choices: ChoiceSubset) -> Problem:
 def chosen(model: Model, outcome: Outcome, problem: Problem) -> ChoiceSubset:
     """Which choices of a problem a plan makes; the plan's model has all of the problem's choices or some of them."""
     masks = []
-    for variables, mine, op in zip(model.x, model.problem.ops, problem.ops, strict=True):
-        decided = mine.choices[int(np.argmax(outcome.values[variables]))]
+    for variables, restricted_op, op in zip(model.x, model.problem.ops, problem.ops, strict=True):
+        decided = restricted_op.choices[int(np.argmax(outcome.values[variables]))]
         masks.append(np.array([choice is decided for choice in op.choices]))
     return masks
 
@@ -97,9 +97,9 @@ def fixed_counts(model: Model, outcome: Outcome, of: Model) -> Bounds:
     """The counts of recomputed blocks of an outcome, as bounds that fix the counts of another model (`of`) to them."""
     bounds: Bounds = {}
     for stage, counts in model.recomputed.items():
-        for r, its, q in zip(counts, of.recomputed[stage], of.any_recomputed[stage], strict=True):
+        for r, count, q in zip(counts, of.recomputed[stage], of.any_recomputed[stage], strict=True):
             value = float(round(outcome.values[r]))
-            bounds = {**bounds, q: (min(value, 1.0),) * 2, its: (value, value)}
+            bounds = {**bounds, q: (min(value, 1.0),) * 2, count: (value, value)}
     return bounds
 
 

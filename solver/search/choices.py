@@ -55,10 +55,10 @@ class Choices:
         half = np.bincount(self.owner, np.minimum(values, 1 - values), minlength=self.groups)
         mix = mix + _WORTH_TOLERANCE * half  # decides if all choices are worth the same
         mix[np.setdiff1d(np.arange(self.groups), self.owner[mixed])] = -1.0
-        mine = np.flatnonzero(self.owner == int(mix.argmax()))
-        mine = mine[np.argsort(worth[mine], kind="stable")]
-        at = self._cut(worth[mine], values[mine])
-        parts = mine[:at], mine[at:]
+        columns = np.flatnonzero(self.owner == int(mix.argmax()))
+        columns = columns[np.argsort(worth[columns], kind="stable")]
+        at = self._cut(worth[columns], values[columns])
+        parts = columns[:at], columns[at:]
         likely, other = parts if values[parts[0]].sum() > values[parts[1]].sum() else parts[::-1]
         return self._without(node, other), self._without(node, likely)
 
@@ -81,11 +81,11 @@ class Choices:
     def _of_flows(self, worth: Array, values: Array) -> Array:
         """The mean worth of each choice's flows, summed over its ends."""
         matrix, (flows, *ends) = self.matrix, self.matrix.flows.T
-        moved, all_moved = np.zeros(matrix.lines), np.zeros(matrix.lines)
+        weight, weighted = np.zeros(matrix.lines), np.zeros(matrix.lines)
         for rows in ends:
-            np.add.at(moved, rows, values[flows])
-            np.add.at(all_moved, rows, values[flows] * worth[flows])
-        mean = np.divide(all_moved, moved, out=np.zeros(matrix.lines), where=moved > INTEGRALITY)
+            np.add.at(weight, rows, values[flows])
+            np.add.at(weighted, rows, values[flows] * worth[flows])
+        mean = np.divide(weighted, weight, out=np.zeros(matrix.lines), where=weight > INTEGRALITY)
         return np.bincount(matrix.end_choices, mean[matrix.end_rows], minlength=matrix.columns)
 
     def _without(self, node: Outcome, excluded: Array) -> Bounds:

@@ -77,7 +77,7 @@ class Pruner:
     def best_and_stored(self, problem: Problem) -> ChoiceSubset:
         """The choices of least bound of each op, and all choices of parameters (how they are stored)."""
         bounds, stored = self.choice_bounds(problem), (problem.memory.is_parameter(op.node) for op in problem.ops)
-        return [(bound == bound.min()) | mine for bound, mine in zip(bounds, stored, strict=True)]
+        return [(bound == bound.min()) | of_op for bound, of_op in zip(bounds, stored, strict=True)]
 
     def bound(self, problem: Problem) -> float:
         """A lower bound in seconds on all plans."""
@@ -108,20 +108,9 @@ class Pruner:
                 continue  # only the known plan would be found again
             with suppress(InfeasibleError, *(OUT_OF_RESOURCES if best is not None else [])):
                 model = Model(restricted_to(problem, kept), tables=self.tables)
-                start = self.completed(model, best) if best is not None else None
-                remaining, took = max(end - cpu_seconds(), 0.0), 0.0
-                if best is not None:  # the relaxation may take all the time, as its bound is of use
-                    price(model)
-                    if model.program.root(self.solver, remaining).status == "stopped":
-                        break
-                    took, remaining = remaining - max(end - cpu_seconds(), 0.0), max(end - cpu_seconds(), 0.0)
-                is_last = (
-                    next_most == math.inf
-                    or limit >= highest
-                    or took * next_most / most > _NEXT_RELAXATION_SHARE * remaining
-                )
-                seconds = remaining if is_last else _EARLY_TRY_SHARE * remaining
-                outcome = run(model, self.solver, seconds, self.gap, patience=patience_of(remaining), best=start)
+                outcome = self._tried(model, best, end, math.inf if limit >= highest else next_most / most)
+                if outcome is None:
+                    break
                 if len(outcome.values):
                     bound = max(bound, min(outcome.bound, limit * (1 - EPSILON)))
                     if best is None or outcome.objective < best[1].objective:
@@ -135,6 +124,21 @@ class Pruner:
             return self._all(problem, end - cpu_seconds())
         return best[0], self.judged(best[1], bound)
 
+    def _tried(self, model: Model, best: SolvedModel | None, end: float, growth: float) -> Outcome | None:
+        """The fastest plan of a restricted model, where `best` is the fastest known; None if its relaxation takes all
+        the time that is left. `growth`: how many times as large the next restricted model would be (inf: this one is
+        the last)."""
+        start = self.completed(model, best) if best is not None else None
+        remaining, took = max(end - cpu_seconds(), 0.0), 0.0
+        if best is not None:  # the relaxation may take all the time, as its bound is of use
+            price(model)
+            if model.program.root(self.solver, remaining).status == "stopped":
+                return None
+            took, remaining = remaining - max(end - cpu_seconds(), 0.0), max(end - cpu_seconds(), 0.0)
+        is_last = growth == math.inf or took * growth > _NEXT_RELAXATION_SHARE * remaining
+        seconds = remaining if is_last else _EARLY_TRY_SHARE * remaining
+        return run(model, self.solver, seconds, self.gap, patience=patience_of(remaining), best=start)
+
     def _decoded(self, problem: Problem, network: Network, seconds: float) -> SolvedModel | None:
         """The plan decoded from the network's messages; None if one of its ops cannot get an input in its layout."""
         with suppress(InfeasibleError, TimeLimitError):
@@ -147,8 +151,8 @@ class Pruner:
         """A plan of another model as a solution of this `model`, which has at least the plan's choices."""
         price(model)
         values = np.zeros(len(model.program.names))
-        for variables, mine in zip(model.x, chosen(*plan, model.problem), strict=True):
-            values[variables] = mine
+        for variables, of_op in zip(model.x, chosen(*plan, model.problem), strict=True):
+            values[variables] = of_op
         return completed(model.program, self.solver, values, fixed_counts(*plan, model))
 
     def _all(self, problem: Problem, time_limit: float) -> SolvedModel:
@@ -179,6 +183,6 @@ def weigh(network: Network, model: Model, solver: str, seconds: float) -> None:
     if relaxed.status != "optimal":
         return
     part, duals = model.overlap.part, {key: float(relaxed.duals[row]) for key, row in model.overlap.rows.items()}
-    moved = {key: min(1.0, 1 + part * dual) for key, dual in duals.items() if key[2] >= 0}
-    network.weigh(Weights(part, moved, {key: max(0.0, -dual) for key, dual in duals.items() if key[2] < 0}))
+    weights = {key: min(1.0, 1 + part * dual) for key, dual in duals.items() if key[2] >= 0}
+    network.weigh(Weights(part, weights, {key: max(0.0, -dual) for key, dual in duals.items() if key[2] < 0}))
     network.climb()

@@ -104,15 +104,15 @@ def _all_places(call: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
     for size in sorted({n for shape in call.shapes for n in shape if n > 1}, reverse=True):
         options: list[list[Held | None]] = []
         for shape in call.shapes:
-            mine: list[Held | None] = [None]
+            of_tensor: list[Held | None] = [None]
             for dim, length in enumerate(shape):
                 if length == size:
-                    mine.append(Held(dim, "whole"))
+                    of_tensor.append(Held(dim, "whole"))
                 elif length and length % size == 0:
-                    mine += [Held(dim, "outer"), Held(dim, "inner")]
-            options.append(mine)
+                    of_tensor += [Held(dim, "outer"), Held(dim, "inner")]
+            options.append(of_tensor)
         if math.prod(map(len, options)) > _MOST_OF_ONE_SIZE:
-            options = [[p for p in mine if p is None or p.part == "whole"] for mine in options]
+            options = [[p for p in of_tensor if p is None or p.part == "whole"] for of_tensor in options]
         for places in itertools.islice(itertools.product(*options), _MOST_OF_ONE_SIZE):
             places_of_factor = [p for p in places if p is not None]
             if any(places[:inputs]) and any(p.part == "whole" for p in places_of_factor):
@@ -132,14 +132,14 @@ def write(factors: Sequence[Candidate], ranks: Sequence[int], inputs: int) -> st
         dims: list[str] = []
         for dim in range(rank):
             claims = [(f.places[t], n) for f, n in zip(factors, names, strict=True)]
-            mine = {place.part: name for place, name in claims if place is not None and place.dim == dim}
+            name_of = {place.part: name for place, name in claims if place is not None and place.dim == dim}
             claimed = sum(place is not None and place.dim == dim for place, _ in claims)
-            if len(mine) < claimed or ("whole" in mine and claimed > 1):
+            if len(name_of) < claimed or ("whole" in name_of and claimed > 1):
                 return None
-            if "whole" in mine:
-                dims.append(mine["whole"])
-            elif mine:
-                terms = " ".join(filter(None, [mine.get("outer"), "_", mine.get("inner")]))
+            if "whole" in name_of:
+                dims.append(name_of["whole"])
+            elif name_of:
+                terms = " ".join(filter(None, [name_of.get("outer"), "_", name_of.get("inner")]))
                 dims.append(f"({terms})")
             else:
                 dims.append("_")
@@ -153,10 +153,10 @@ def _with_linearity(text: str, first: Tiny, trial: Try) -> str:
     if not all(tensor.is_floating_point() for tensor in output_tensors(first.node)):
         return text
     floating = [i for i, tensor in enumerate(first.tensors) if tensor.is_floating_point()]
-    each = [f"linear:{i}" for i in floating]
+    linear_in = [f"linear:{i}" for i in floating]
     notes = [["linear"]] if len(floating) == len(first.tensors) else []
-    notes += [each] if len(floating) > 1 else []
-    notes += [[word] for word in each]
+    notes += [linear_in] if len(floating) > 1 else []
+    notes += [[word] for word in linear_in]
     for words in notes:
         extended = f"{text}{', ' if '|' in text else ' | '}{' '.join(words)}"
         if trial(extended):

@@ -127,8 +127,8 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
         return NodeCost(moved_bytes_forward=written, alias_of=(None,) * len(outputs), work=work)
     for leaves in (True, False):  # autograd refuses in-place ops on leaf tensors: try again with non-leaf inputs
         try:
-            found = _measured(node, refs, device_kind, root, leaves)
-            return dataclasses.replace(found, estimated=isinstance(node.target, LeafCall))  # may depend on data
+            cost = _measured(node, refs, device_kind, root, leaves)
+            return dataclasses.replace(cost, estimated=isinstance(node.target, LeafCall))  # may depend on data
         except NoDataError:
             continue
     return _estimate(node, root)
@@ -148,9 +148,9 @@ def _measured(
     if len(measured.outputs) != len(output_tensors(node)):
         raise NoDataError(f"{node} alone yields {len(measured.outputs)} tensors")
     own = kernel(node.target, device_kind, measured.outputs, args, kwargs)
-    found = _from_measured(node, measured, [fresh[ref] for ref in refs], owned, own)
+    cost = _from_measured(node, measured, [fresh[ref] for ref in refs], owned, own)
     places = [list(fresh).index(ref) for ref in refs]
-    return workspace.added_to(found, places, at_once=own is not None and own.at_once)
+    return workspace.added_to(cost, places, at_once=own is not None and own.at_once)
 
 
 def _fresh(tensor: torch.Tensor, leaf: bool) -> torch.Tensor:

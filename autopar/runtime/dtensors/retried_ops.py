@@ -211,11 +211,11 @@ def _one_by_one(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: di
             value = value.tolist()
         rows.append(value if isinstance(value, (list, tuple)) else [value] * count)
     is_scaled = single in (_aten.addcdiv.default, _aten.addcmul.default)
-    found = []
+    results = []
     for row in zip(*rows, strict=True):
         tensors, number = (row[:3], {"value": row[3]} if len(row) > 3 else dict(kwargs)) if is_scaled else (row, {})
-        found.append(single(*tensors, **number))
-    return None if op_call._schema.name.endswith("_") else found
+        results.append(single(*tensors, **number))
+    return None if op_call._schema.name.endswith("_") else results
 
 
 def _into_out(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
@@ -229,14 +229,14 @@ def _into_out(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict
 def _on_wholes(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mesh = next(value.device_mesh for value in tree_leaves((args, kwargs)) if isinstance(value, DTensor))
     with torch.no_grad():
-        found = op_call(*tree_map(whole, args), **tree_map(whole, kwargs))
+        result = op_call(*tree_map(whole, args), **tree_map(whole, kwargs))
 
     def wrapped(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
-    return tree_map(wrapped, found)
+    return tree_map(wrapped, result)
 
 
 def _viewed(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

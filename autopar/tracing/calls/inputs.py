@@ -129,9 +129,8 @@ def gather(
     for name in meta_args.keys() & concrete_args.keys():
         raise ArgumentError(f"{name!r} is both an example (meta_args) and fixed (concrete_args): choose one")
     inputs = Inputs(signature, {}, {}, loss_names, modules=tuple(model.modules()))
-    order = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    order += [n for n in (*meta_args, *concrete_args) if n not in order]
-    order += [n for n in loss_names if n not in order]
+    own = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    order = dict.fromkeys((*own, *meta_args, *concrete_args, *loss_names))  # each name once
     missing = []
     for name in order:
         if name in concrete_args:

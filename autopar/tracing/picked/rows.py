@@ -106,27 +106,12 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], operands:
     if is_elementwise(name, args, kwargs):
         return fit(operands, args, kwargs)
     if name in ("cat", "concat", "stack"):
-        along = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-        parts = list(first) if isinstance(first, (tuple, list)) else []
-        rank = operands[0].values.ndim + (name == "stack")
-        are_alike = len(parts) == len(operands) and all(
-            value.values.ndim == operands[0].values.ndim for value in operands
-        )
-        return are_alike and isinstance(along, int) and along % rank != 0
+        return _joins_within_rows(name, args, kwargs, operands)
     if not isinstance(first, PickedRows):
         return name == "embedding" and len(operands) == 1 and is_plain(args[1] if len(args) > 1 else None)
     rank = first.values.ndim
     if name in ALONG:
-        place, default = ALONG[name]
-        along = args[place] if len(args) > place else kwargs.get("dim", default)
-        rank += name == "unsqueeze"
-        dims = along if isinstance(along, (tuple, list)) else (along,)
-        plain = any(is_plain(value) for value in pytree.tree_leaves((args, kwargs)))
-        if plain or any(value.values.ndim != first.values.ndim for value in operands):
-            return False
-        return bool(dims) and all(
-            isinstance(dim, int) and dim is not True and -rank <= dim < rank and dim % rank for dim in dims
-        )
+        return _is_along_other_dims(name, args, kwargs, operands)
     if name in ("transpose", "swapaxes", "permute"):
         dims = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
         if name == "permute":
@@ -146,6 +131,29 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], operands:
         inner = name not in ("layer_norm", "rms_norm") or len(shape) < rank
         return len(operands) == 1 and inner and (rank >= 2 or name == "one_hot") and _is_batched(name, rank)
     return False
+
+
+def _joins_within_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[PickedRows]) -> bool:
+    """Whether `cat` or `stack` joins picked rows alone, along another dim than that of the rows."""
+    parts = list(args[0]) if args and isinstance(args[0], (tuple, list)) else []
+    along = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    rank = operands[0].values.ndim + (name == "stack")
+    are_alike = len(parts) == len(operands) and all(rows.values.ndim == operands[0].values.ndim for rows in operands)
+    return are_alike and isinstance(along, int) and along % rank != 0
+
+
+def _is_along_other_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[PickedRows]) -> bool:
+    """Whether an op in `ALONG` runs along other dims than that of the rows, on picked rows alone."""
+    place, default = ALONG[name]
+    along = args[place] if len(args) > place else kwargs.get("dim", default)
+    rank = args[0].values.ndim + (name == "unsqueeze")
+    dims = along if isinstance(along, (tuple, list)) else (along,)
+    plain = any(is_plain(value) for value in pytree.tree_leaves((args, kwargs)))
+    if plain or any(rows.values.ndim != args[0].values.ndim for rows in operands):
+        return False
+    return bool(dims) and all(
+        isinstance(dim, int) and dim is not True and -rank <= dim < rank and dim % rank for dim in dims
+    )
 
 
 def is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
