@@ -1,7 +1,7 @@
 """`torch.nn.init` on parameters of a planned model, where torch (2.11 to 2.15) writes rows or elements one by one.
 
-It fails there, or (`eye_`, which has `out=`) leaves the parameter with another shape. Here the whole is initialised, and
-each rank takes its part.
+It fails there, or (`eye_`, which has `out=`) leaves the parameter with another shape. Here the whole is initialised,
+and each rank takes its part.
 """
 
 from __future__ import annotations
