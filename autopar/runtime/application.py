@@ -29,6 +29,7 @@ from autopar.runtime.dtensors.mended_reductions import mend_reductions
 from autopar.runtime.dtensors.optimizers import refuse_unfit
 from autopar.runtime.dtensors.retried_ops import retry_ops
 from autopar.runtime.dtensors.whole_draws import draw_whole
+from autopar.runtime.dtensors.whole_inits import init_whole
 from autopar.runtime.dtensors.whole_numbers import read_whole_numbers
 from autopar.runtime.gradients.copied_gradients import let_gradients_be_copied
 from autopar.runtime.gradients.dropped_gradients import drop_with_gradients
@@ -120,6 +121,7 @@ def _support_loops(device: torch.device) -> None:
     mend_ops()
     mend_convolutions()
     mend_reductions()
+    init_whole()
     retry_ops()
     refuse_lost_writes()
     count_writes_into_lists()

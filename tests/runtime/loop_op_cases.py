@@ -14,6 +14,7 @@ from dtensor_support import JOINS_SPLIT_DIMS
 from habit_cases import planned
 from large_cases import refusal
 from loop_cases import ROWS, whole
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -82,6 +83,7 @@ BLOCKS: dict[str, Op] = {"blocks of a vector": lambda w: (w.t() * 1.0).reshape(-
 ONE_ROW: dict[str, Op] = {  # of which the last rank holds nothing
     "where a maximum is": lambda w: w.argmax(),
     "where minima are": lambda w: w.argmin(0),
+    "orthogonal rows": _drawn(lambda w: nn.init.orthogonal_(w.clone())),
     "both extremes": lambda w: torch.stack([*torch.aminmax(w)]),
 }
 WITH_NAN: dict[str, Op] = {
@@ -129,6 +131,9 @@ OPS: dict[str, Op] = {
     "where column maxima are": lambda w: w.argmax(-2),
     "drawn log-normal": _drawn(lambda w: w.clone().log_normal_()),
     "drawn around values": _drawn(lambda w: torch.normal(w, w.abs())),
+    "an identity": lambda w: nn.init.eye_(w.clone()),
+    "a convolution's identity": lambda w: nn.init.dirac_(w.clone().unsqueeze(2)),
+    "zeros drawn": _drawn(lambda w: nn.init.sparse_(w.clone(), 0.3)),
     "any, as a number": lambda w: (w > 0).any().double() * -1,
     "any of rows, as numbers": lambda w: (w > 0).any(0).double() + 1,
     "all of several": lambda w: torch.stack([w.isfinite().all(), torch.ones_like(w.sum()) > 0]).all(),

@@ -151,10 +151,23 @@ class Normalised(nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
-def refused() -> str:
-    """The error for an op whose sharded version has its own backward formula."""
+class Classes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.softmax = nn.Linear(16, 6), nn.LogSoftmax(-1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.softmax(self.last(x))
+
+
+def refused() -> list[str]:
+    """The errors for ops whose sharded versions have their own backward formula; also where only some gradients are
+    asked for, on whose way autograd runs nothing else."""
     model, _ = pair(Normalised, {"x": X}, "ddp")
-    return refusal(lambda: penalised(model, X, lambda one, x: whole(one(x))))
+    told = [refusal(lambda: penalised(model, X, lambda one, x: whole(one(x))))]
+    told.append(refusal(lambda: curved(model, X, loss_of)))
+    other, _ = pair(Classes, {"x": X}, "activation:softmax = S1")
+    return [*told, refusal(lambda: curved(other, X, loss_of))]
 
 
 def with_micro_batches() -> float:

@@ -33,7 +33,11 @@ def test_in_steps_of_every_kind(case: str, ranks: list[dict[str, Any]]) -> None:
 
 
 def test_what_has_no_second_derivative_in_parts_is_refused(ranks: list[dict[str, Any]]) -> None:
-    for told in values(ranks, "refused"):
-        assert told.startswith(
-            "InputError: the gradient of batch normalisation, run on parts, cannot be differentiated again"
-        )
+    for of_norm, of_some, of_classes in values(ranks, "refused"):
+        for told, subject in (
+            (of_norm, "batch normalisation"),
+            (of_some, "batch normalisation"),
+            (of_classes, "log_soft"),
+        ):
+            assert told.startswith(f"InputError: the gradient of {subject}")
+            assert "cannot be differentiated again" in told

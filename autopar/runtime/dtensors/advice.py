@@ -27,7 +27,7 @@ _ADVICE = {  # by a part of the error's text; the first that matches counts
         'inputs="local", autopar.own_rows(model, output) has the rows of this rank. '
         "tensor.full_tensor() is plain; load_state_dict and parameter.data = ... take plain tensors, and "
         "distribute_tensor(plain, parameter.device_mesh, parameter.placements) goes with a parameter. An optimizer "
-        "that makes plain tensors of its own (Shampoo, SOAP, SM3) is stepped under "
+        "that makes plain tensors of its own (Alice, SM3, SPlus) is stepped under "
         "torch.distributed.tensor.experimental.implicit_replication(), on every rank. A method of the "
         'model that reads parameters itself is planned after autopar.register_forward_method(model, "name")'
     ),

@@ -48,33 +48,49 @@ def detached(call: Callable[[], Any]) -> Any:
 
 def refuses_second(subject: str, mend: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator for a backward without a second derivative: asking for one raises InputError. `once_differentiable`
-    does so too, but not where the incoming gradient requires none, although tensors that the forward has saved may."""
+    does so too, but not where the incoming gradient requires none, although tensors that the forward has saved may.
+
+    The error is raised where the second backward reaches these tensors and the incoming gradients. So the forward must
+    save inputs or outputs, not only tensors that it makes in between, which have no history.
+    """
     message = f"the gradient of {subject}, run on parts, cannot be differentiated again (create_graph=True): {mend}"
 
     def decorated(backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
         def wrapper(ctx: Any, *gradients: Any) -> Any:
-            with torch.no_grad():
-                gradients_of_inputs = backward(ctx, *gradients)
             if not are_differentiated():
-                return gradients_of_inputs
-            return tuple(
-                [None if gradient is None else _refused(gradient, message) for gradient in gradients_of_inputs]
-            )
+                with torch.no_grad():
+                    return backward(ctx, *gradients)
+            read = _Read(ctx)
+            with torch.no_grad():
+                gradients_of_inputs = backward(read, *gradients)
+            tensors = [t for t in (*gradients, *read.saved_tensors) if isinstance(t, torch.Tensor) and t.requires_grad]
+            return tuple([None if one is None else _refused(one, message, tensors) for one in gradients_of_inputs])
 
         return wrapper
 
     return decorated
 
 
-def _refused(gradient: torch.Tensor, message: str) -> torch.Tensor:
-    refused: torch.Tensor = _Refused.apply(gradient.detach().requires_grad_(), message)
+class _Read:
+    """The context of a backward whose saved tensors are unpacked once: `checkpoint` refuses to do so again."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+def _refused(gradient: torch.Tensor, message: str, reached: list[torch.Tensor]) -> torch.Tensor:
+    gradient = gradient.detach()
+    refused: torch.Tensor = _Refused.apply(message, gradient if reached else gradient.requires_grad_(), *reached)
     return refused
 
 
 class _Refused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gradient: torch.Tensor, message: str) -> torch.Tensor:
+    def forward(ctx: Any, message: str, gradient: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         ctx.message = message
         return gradient.view_as(gradient)
 
