@@ -20,7 +20,7 @@ TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the tria
 COST           `cost.NodeCost`
 FIRST_WRITES   of a parameter: the writes of forward into it that precede any read, in order:
                ((method, arguments, keyword arguments), ...). Each write acts elementwise; its arguments
-               are numbers, other parameters and values computed from them (`autopar.ops.first_writes`)
+               are numbers, other parameters, buffers, values computed from them (`autopar.ops.first_writes`)
 STATE          of an input that is a state: index of the output that the next call gets as this state, or -1
 STATE_OF       of an input that is a state: the module's attribute, as in 'model.layers.0.h'
 ROWS           of an input that is a state: the dim of the batch's rows where it is known, -1 if it has none;

@@ -19,7 +19,7 @@ Writes = tuple[tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]
 
 @dataclass(frozen=True)
 class OfParameter:
-    """An argument in `Writes`: the corresponding elements of the parameter of this name."""
+    """An argument in `Writes`: the corresponding elements of the parameter or buffer of this name."""
 
     name: str
 
@@ -47,7 +47,7 @@ ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
 def write_into(tensor: torch.Tensor, writes: Writes, named: Callable[[str], torch.Tensor]) -> None:
     """Apply the writes of `FIRST_WRITES` to a tensor, unseen by autograd.
 
-    `named`: returns, for the name of another parameter, the elements that correspond to those of `tensor`.
+    `named`: for the name of another parameter or a buffer, the elements that correspond to those of `tensor`.
     """
 
     def value_of(argument: Any) -> Any:

@@ -143,7 +143,7 @@ class Planned:
             self._values.keep(self.programs.numbers)
         lowered, tensors = program.lowered, [holder[name] for holder, name in self._places.of(program)]
         check_parameters(tensors, lowered.state, self._stored, program.state)
-        lowered.writes.write(tensors)
+        lowered.writes.write(tensors, model)
         transit = self._transit(lowered, tensors)
         state = [local_of(t, transit, i, lowered.state[i]) for i, t in enumerate(tensors)]
         if program.plan.inputs == "local" and torch.is_grad_enabled():

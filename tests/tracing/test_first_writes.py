@@ -22,6 +22,10 @@ class Net(nn.Module):
     def __init__(self, way: Way, tied: bool = False) -> None:
         super().__init__()
         self.a, self.b, self.unread = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("mask", torch.arange(16.0).view(4, 4) % 3)
+        self.register_buffer("hidden", torch.eye(4).bool())
+        self.mask: torch.Tensor
+        self.hidden: torch.Tensor
         if tied:
             self.b.weight = self.a.weight
         self.way = way
@@ -53,6 +57,17 @@ def copied(net: Net) -> None:
     with torch.no_grad():
         for mine, other in zip(net.a.parameters(), net.b.parameters(), strict=True):
             mine.copy_(other)
+
+
+def masked(net: Net) -> None:
+    net.a.weight.data *= net.mask
+    net.a.weight.data = net.a.weight.data * net.mask
+    net.a.weight.data.masked_fill_(net.hidden, 0.5)
+
+
+def by_a_written_buffer(net: Net) -> None:
+    net.a.weight.data *= net.mask
+    net.mask.add_(1)
 
 
 def in_part(net: Net) -> None:
@@ -92,7 +107,7 @@ def by_its_norm(net: Net) -> None:
     net.a.weight.data.div_(net.a.weight.data.norm())
 
 
-@pytest.mark.parametrize("way", [clamped, several, averaged, copied])
+@pytest.mark.parametrize("way", [clamped, several, averaged, copied, masked])
 def test_the_graph_does_what_the_model_does(way: Way) -> None:
     model = Net(way)
     other, traced = copy.deepcopy(model), trace(model, {"x": X})
@@ -128,7 +143,18 @@ def test_graphs_with_other_writes_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "way", [in_part, by_a_tensor, by_what_was, and_kept, of_one_unread, of_one_written, after_a_read, by_its_norm]
+    "way",
+    [
+        in_part,
+        by_a_tensor,
+        by_a_written_buffer,
+        by_what_was,
+        and_kept,
+        of_one_unread,
+        of_one_written,
+        after_a_read,
+        by_its_norm,
+    ],
 )
 def test_other_writes_are_refused(way: Way) -> None:
     with pytest.raises(UntraceableError, match="forward writes into the parameter"):

@@ -1,8 +1,8 @@
 """Writes into a parameter before anything reads it, such as a clamp of its values: they are done before the call.
 
 A planned model's graph reads copies of parameters, so a write in it would be lost. An elementwise write, with numbers
-and the corresponding elements of other parameters (a momentum encoder's average), is the same on every shard, and can
-be done when the call begins.
+and the corresponding elements of other parameters (a momentum encoder's average) or of buffers (the mask of a masked
+convolution), is the same on every shard, and can be done when the call begins.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from autopar.graph import FIRST_WRITES, VAL, input_nodes, storage_of
 from autopar.ops.first_writes import ELEMENTWISE, Computed, OfParameter
 from autopar.tracing.rewriting.cleaning import WRITES
 
-_WRITES = {"abs_", "add_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "div_", "lerp_", "mul_", "nan_to_num_"}
-_WRITES |= {"neg_", "sub_"}
+_WRITES = {"abs_", "add_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "div_", "lerp_", "masked_fill_", "mul_"}
+_WRITES |= {"nan_to_num_", "neg_", "sub_"}
 _NAMES: dict[Any, str] = {function: name for name, function in ELEMENTWISE.items()}
 
 
@@ -29,14 +29,24 @@ def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.N
     for writer in writers:
         for storage in {storage_of(node.meta[VAL]) for node in writer.meta[WRITES]}:
             by_storage.setdefault(storage, []).append(writer)
-    parameters = [n for n in graph.nodes if n.op == "get_attr" and isinstance(n.meta.get(VAL), torch.nn.Parameter)]
+    parameters = [n for n in graph.nodes if n.op == "get_attr" and _is_parameter(n)]
     storages = [storage_of(node.meta[VAL]) for node in parameters]
     read = _read(graph, writers, {writer for storage in storages for writer in by_storage.get(storage, ())})
     alone = {n for n, s in zip(parameters, storages, strict=True) if s not in by_storage and storages.count(s) == 1}
+    buffers = {n for n in graph.nodes if _is_buffer(n) and storage_of(n.meta[VAL]) not in by_storage}
     for parameter, storage in zip(parameters, storages, strict=True):
         if own := by_storage.get(storage):
-            erased.update(_Taking(graph, parameter, own, alone & read).run())
+            erased.update(_Taking(graph, parameter, own, alone & read | buffers).run())
     return erased
+
+
+def _is_buffer(node: fx.Node) -> bool:
+    is_registered = node.op == "get_attr" and not str(node.target).startswith("_constant_")
+    return is_registered and isinstance(node.meta.get(VAL), torch.Tensor) and not _is_parameter(node)
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    return isinstance(node.meta.get(VAL), torch.nn.Parameter)
 
 
 def _read(graph: fx.Graph, writers: Collection[fx.Node], into_parameters: set[fx.Node]) -> set[fx.Node]:
@@ -55,7 +65,8 @@ def _read(graph: fx.Graph, writers: Collection[fx.Node], into_parameters: set[fx
 class _Taking:
     """The writers of one parameter, in order.
 
-    `others`: parameters that forward reads but does not write, and that have a single name.
+    `others`: parameters that forward reads but does not write, and that have a single name; buffers that it does not
+    write.
     """
 
     def __init__(self, graph: fx.Graph, parameter: fx.Node, own: list[fx.Node], others: set[fx.Node]) -> None:
@@ -136,9 +147,11 @@ class _Taking:
         return self.values.get(argument) if self.made.get(argument, count) == count else None
 
     def _is_like(self, node: fx.Node) -> bool:
-        """Whether a node's elements correspond to those of the parameter."""
+        """Whether a node's elements correspond to those of the parameter; buffers have their own dtype."""
         mine, its = self.parameter.meta[VAL], node.meta.get(VAL)
-        return isinstance(its, torch.Tensor) and its.shape == mine.shape and its.dtype == mine.dtype
+        if not isinstance(its, torch.Tensor) or its.shape != mine.shape:
+            return False
+        return its.dtype == mine.dtype or _is_buffer(node)
 
     def _is_made_for_writes(self) -> bool:
         """Whether only the writes read what was computed from the parameter's earlier values."""
