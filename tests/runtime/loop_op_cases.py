@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import autopar
+from autopar.runtime.communication.collectives import all_reduce
 
 Op = Callable[[torch.Tensor], torch.Tensor]
 
@@ -237,4 +238,18 @@ def parts_of_sums_saved() -> float:
     return worst
 
 
-CASES = (ops_on_parts, lost_writes, columns_written, parts_of_sums_saved)
+def extremes_of_ranks() -> list[str]:
+    """Maxima and minima over ranks that differ from torch's on stacked tensors, of which one has NaN."""
+    group, found = dist.group.WORLD.group_name, []
+    draw = torch.Generator().manual_seed(5)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        parts = torch.randn(dist.get_world_size(), 9, generator=draw).to(dtype)
+        parts[:, 0], parts[0, 1:4], parts[1, 3:6], parts[0, 6:] = -0.0, torch.nan, -torch.nan, -torch.inf
+        for op, stacked in (("max", parts.amax(0)), ("min", parts.amin(0))):
+            got = all_reduce(parts[dist.get_rank()].clone(), op, group)
+            if got.dtype != dtype or not torch.equal(got.nan_to_num(7.0), stacked.nan_to_num(7.0)):
+                found.append(f"{op} {dtype}: {got} is not {stacked}")
+    return found
+
+
+CASES = (extremes_of_ranks, ops_on_parts, lost_writes, columns_written, parts_of_sums_saved)

@@ -61,6 +61,10 @@ def test_ops_of_optimizers_give_what_they_give_on_wholes(ranks: list[dict[str, A
     assert values(ranks, "ops_on_parts") == [{}, {}]
 
 
+def test_extremes_over_ranks_keep_nan(ranks: list[dict[str, Any]]) -> None:
+    assert values(ranks, "extremes_of_ranks") == [[], []]
+
+
 def test_no_write_into_a_part_is_lost(ranks: list[dict[str, Any]]) -> None:
     for told in values(ranks, "lost_writes"):
         of_norm = told.pop("a view of a norm")

@@ -9,6 +9,7 @@ numbers, since gloo and NCCL do not support complex dtypes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ ReduceOp = Literal["sum", "max", "min"]
 # Before 2.13, torch.compile fails on an operator that returns its `out` argument. (The comparison is one of versions,
 # not of text.)
 _COMPILES_OUT = torch.__version__ >= "2.13"
+
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 @dataclass
@@ -55,9 +58,27 @@ class LocalMesh:
 
 
 def all_reduce(tensor: torch.Tensor, op: ReduceOp, group: str) -> torch.Tensor:
-    """Sum, maximum or minimum over the group, on every rank of it."""
+    """Sum, maximum or minimum over the group, on every rank of it; NaN if a rank has NaN, as on one device."""
+    if op != "sum" and tensor.is_floating_point():
+        return _extreme(tensor, op, group)
     reduced = torch.ops._c10d_functional.all_reduce(_sent(tensor), op, group)
     return _received(wait(reduced, "all_reduce", group), tensor)
+
+
+def _extreme(tensor: torch.Tensor, op: ReduceOp, group: str) -> torch.Tensor:
+    """gloo's maximum of 1 and NaN is either, by the order of ranks. So integers in the order of the numbers are sent,
+    of which NaN is the largest."""
+    wide = tensor if tensor.dtype in _INTEGERS else tensor.float()
+    upward = wide if op == "max" else -wide
+    ordered = _ordered(upward.masked_fill(upward.isnan(), math.nan).view(_INTEGERS[wide.dtype]))
+    largest = _ordered(all_reduce(ordered, "max", group)).view(wide.dtype)
+    return (largest if op == "max" else -largest).to(tensor.dtype)
+
+
+def _ordered(bits: torch.Tensor) -> torch.Tensor:
+    """The bits of floating numbers as integers in the order of these numbers, and back: those of negative numbers are
+    otherwise in the reverse order."""
+    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
 
 
 def all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
