@@ -61,6 +61,7 @@ from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.memory.stage_transfers import Reads, StageTransfers
 from autopar.solver.memory.sums import Sums
 from autopar.solver.memory.unreduced import summed_as_stored, unreduced
+from autopar.solver.memory.ways import OtherWays, left_by
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
 from autopar.solver.seconds.replays import Expression, Flow, Pair
@@ -76,6 +77,7 @@ class Rows:
         self.stages = [StageBytes.of_depth(n) for n in depths]
         self.always: Expression = {}
         self.accumulated: Expression = {}  # gradients that the micro-batches before the last leave
+        self.left: dict[int, Expression] = {}  # likewise, of several regions' parameters, once a stage has run backward
         self.handed_out: Expression = {}  # gradients and returned tensors, from the end of backward on
         self.temporaries: Expression = {}  # of the optimizer's step
         upper = None if budget_bytes is None else budget_bytes / UNIT
@@ -94,6 +96,8 @@ class Rows:
         self.alike: dict[int, Hashable] = {}  # flows of parameters of several regions: equal if they read one alike
         self._parameters()
         self._gradients()
+        self.other_ways = OtherWays(self, self._transfers)
+        self.other_ways.add_gradients()
         self._inputs_and_outputs()
         if not self.memory.train:
             points, grouping = Points(model, self.stages, {}, {}, {}), self.problem.grouping
@@ -147,7 +151,7 @@ class Rows:
                     add(self.shared.setdefault(last, {}), variable, transfer.waiting)
                 later = transfer.waiting if shared else transfer.reduced
                 if self.memory.micro_batches > 1 and not transfer.reduction and shared:
-                    add(self.accumulated, variable, self.model.costs.count(op) * later)
+                    add(left_by(self, stage), variable, self.model.costs.count(op) * later)
                 if stage == op.stage:
                     add(self.stages[stage].gradients.of_block, variable, later)
                     of_parameter[variable] = float(later)
@@ -245,7 +249,7 @@ class Rows:
             forward = ForwardPeaks(self.model, self.flows, points, peaks, self.sums, part)
         behind: list[int | None] = [None]  # of the stages after one: gradients not in `accumulated`, returned tensors
         for i, (data, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
-            whole = self.returned.get(i, {}) if many else dict(data.gradients.shared)
+            whole = total(self.returned.get(i, {}), self.left.get(i, {})) if many else dict(data.gradients.shared)
             for variable, size in () if many else data.gradients.of_block.items():
                 add(whole, variable, stage.count * size)
             behind.append(self.sums.sum("gradients", whole, behind[-1]))
@@ -267,10 +271,10 @@ class Rows:
 
     def _reads(self, kept: Sequence[Sequence[Flow]], reduced: Sequence[Sequence[Flow]], grouping: Grouping) -> Reads:
         """The parameters that each stage reads, with the buckets of `grouping`."""
-        again = replay_gathers(self.model, self.flows, self.alike, grouping)
+        again, ways = replay_gathers(self.model, self.flows, self.alike, grouping), self.other_ways
         return Reads(
             [self._by_read(flows, grouping) + again.get(i, []) for i, flows in enumerate(kept)],
-            [self._by_read(flows, grouping) for flows in reduced],
+            [self._by_read(some, grouping) + ways.reduced(i, grouping) for i, some in enumerate(reduced)],
         )
 
     def _parameters_of(self, stage: Stage, *, kept: bool = False, reduced: bool = False) -> list[Flow]:
