@@ -129,11 +129,14 @@ def test_what_micro_batches_leave_of_a_weight_that_one_op_reads_as_it_is_stored(
 
 
 @pytest.mark.parametrize("mesh", ["2"], indirect=True)
-@pytest.mark.parametrize("of_last", ["S0", "R", "S1"])
-def test_ops_that_read_a_weight_in_different_layouts_leave_a_gradient_each(mesh: DeviceMesh, of_last: str) -> None:
-    """The last op reads it as it is stored, whole, or sharded over another dim; the first one whole."""
-    pins = ["param:0.weight = R" if of_last == "R" else "param:0.weight = S0"]
-    pins += [f"activation:0 = {'S1' if of_last == 'S1' else 'S0'}", f"activation:1 = {of_last.replace('S0', 'S1')}"]
+@pytest.mark.parametrize(
+    ("stored", "first", "last"), [("S0", "S0", "S1"), ("R", "S0", "R"), ("S0", "S1", "S1"), ("S0", "R", "R")]
+)
+def test_ops_that_read_a_weight_leave_a_gradient_for_each_layout(
+    mesh: DeviceMesh, stored: str, first: str, last: str
+) -> None:
+    """In the last case both ops read all of it, and no gradient is reduced."""
+    pins = [f"param:0.weight = {stored}", f"activation:0 = {first}", f"activation:1 = {last}"]
     live, predicted = live_and_predicted(Tied(256), {"input": torch.rand(16, 256)}, mesh, constraints=pins)
     assert live <= predicted
     assert predicted <= live * 1.01
