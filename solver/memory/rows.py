@@ -40,6 +40,7 @@ of a whole stage at once.
 
 from __future__ import annotations
 
+from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.traffic import in_segment
 from autopar.solver.memory.division import Division
 from autopar.solver.memory.forward_part import ForwardPeaks
@@ -54,9 +55,10 @@ from autopar.solver.memory.returned import Returned
 from autopar.solver.memory.returned_again import returned_again
 from autopar.solver.memory.saved import Saved
 from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
-from autopar.solver.memory.stage_transfers import StageTransfers
+from autopar.solver.memory.stage_transfers import Reads, StageTransfers
 from autopar.solver.memory.sums import Sums
 from autopar.solver.memory.unreduced import summed_as_stored, unreduced
+from autopar.solver.memory.ways import OtherWays, left_by
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression, Flow
 
@@ -71,6 +73,7 @@ class Rows:
         self.stages = [StageBytes.of_depth(n) for n in depths]
         self.always: Expression = {}
         self.accumulated: Expression = {}  # gradients that the micro-batches before the last leave
+        self.left: dict[int, Expression] = {}  # likewise, of several regions' parameters, once a stage has run backward
         self.handed_out: Expression = {}  # gradients and returned tensors, from the end of backward on
         self.temporaries: Expression = {}  # of the optimizer's step
         upper = None if budget_bytes is None else budget_bytes / UNIT
@@ -89,6 +92,8 @@ class Rows:
         self.reads = ParameterReads(model, self.flows)
         self._parameters()
         self._gradients()
+        self.other_ways = OtherWays(self)
+        self.other_ways.add_gradients()
         self._inputs()
         if self.memory.train:  # else outputs live from their makers on
             self._outputs()
@@ -144,7 +149,7 @@ class Rows:
                     add(self.shared.setdefault(last, {}), variable, transfer.waiting)
                 later = transfer.waiting if shared else transfer.reduced
                 if self.memory.micro_batches > 1 and not transfer.reduction and shared:
-                    add(self.accumulated, variable, self.model.costs.count(op) * later)
+                    add(left_by(self, stage), variable, self.model.costs.count(op) * later)
                 if stage == op.stage:
                     add(self.stages[stage].gradients.of_block, variable, later)
                     of_parameter[variable] = float(later)
@@ -188,9 +193,9 @@ class Rows:
         left = self.sums.sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting, self.cast, self.shared)
         stages, division = list(enumerate(self.problem.stages)), Division(self.model)
-        shared = own = self.reads.by_stage(division.grouping)
+        shared = own = self._reads(division.grouping)
         if division.divided is not division.grouping:
-            own = self.reads.by_stage(division.divided)
+            own = self._reads(division.divided)
         transfers = StageTransfers(shared, own, self.sums.bucket, division, self.reads.alike)
         peaks = Peaks(self.model, transfers, self.sums.at_most, self.sums.sum)
         part, forward = self.problem.grouping.forward, None
@@ -212,12 +217,18 @@ class Rows:
         self.sums.at_most("gradients handed out", cast, self.handed_out)
         self.sums.at_most("optimizer step", [[always]], total(self.handed_out, self.temporaries))
 
+    def _reads(self, grouping: Grouping) -> Reads:
+        """The reads of each stage, with the buckets of `grouping`."""
+        kept, reduced = self.reads.by_stage(grouping)
+        return Reads(kept, [[*reads, *self.other_ways.reduced(i, grouping)] for i, reads in enumerate(reduced)])
+
     def _behind(self) -> list[int | None]:
         """What the stages after each leave in its backward: returned tensors, and gradients that `accumulated` does not
         count."""
         accumulates, behind = self.memory.micro_batches > 1, list[int | None]([None])
         for i, (stage_bytes, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
-            left = self.returned.get(i, {}) if accumulates else dict(stage_bytes.gradients.shared)
+            shared = stage_bytes.gradients.shared
+            left = total(self.returned.get(i, {}), self.left.get(i, {})) if accumulates else dict(shared)
             for variable, size in () if accumulates else stage_bytes.gradients.of_block.items():
                 add(left, variable, stage.count * size)
             behind.append(self.sums.sum("gradients", left, behind[-1]))

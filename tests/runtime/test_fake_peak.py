@@ -129,6 +129,20 @@ def test_what_micro_batches_leave_of_a_weight_that_one_op_reads_as_it_is_stored(
 
 
 @pytest.mark.parametrize("mesh", ["2"], indirect=True)
+@pytest.mark.parametrize(
+    ("stored", "first", "last"), [("S0", "S0", "S1"), ("R", "S0", "R"), ("S0", "S1", "S1"), ("S0", "R", "R")]
+)
+def test_ops_that_read_a_weight_leave_a_gradient_for_each_layout(
+    mesh: DeviceMesh, stored: str, first: str, last: str
+) -> None:
+    """In the last case both ops read all of it, and no gradient is reduced."""
+    pins = [f"param:0.weight = {stored}", f"activation:0 = {first}", f"activation:1 = {last}"]
+    live, predicted = live_and_predicted(Tied(256), {"input": torch.rand(16, 256)}, mesh, constraints=pins)
+    assert live <= predicted
+    assert predicted <= live * 1.01
+
+
+@pytest.mark.parametrize("mesh", ["2"], indirect=True)
 def test_a_bucket_is_reduced_before_backward_reaches_weights_that_move_nowhere(mesh: DeviceMesh) -> None:
     layers = nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)
     pins = ["param:* = R", "activation:0 = R", "activation:1 = R", "activation:2 = S0", "activation:4 = S0"]

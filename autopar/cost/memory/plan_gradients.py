@@ -14,8 +14,8 @@ from autopar.layout import Layout
 
 class PlanGradients:
     """`waiting`: by op, the gradients it makes that wait in its region for their bucket; `cast`: those that it makes,
-    in the dtype from which they are cast; `later`: by region, its gradients while the regions before it run backward;
-    `accumulated`: by part, gradients that earlier micro-batches leave."""
+    in the dtype from which they are cast, less first parts of sums, which wait too; `later`: by region, its gradients
+    while the regions before it run backward; `accumulated`: by part, gradients that earlier micro-batches leave."""
 
     def __init__(self, plan: PlannedBytes) -> None:
         self.waiting: Counter[fx.Node] = Counter()
@@ -23,17 +23,14 @@ class PlanGradients:
         self.later = [0] * len(plan.rows)
         memory, several = plan.memory, plan.memory.micro_batches > 1
         for parameter, _ in plan.parameters:
-            last_use = plan.last_use(parameter) if memory.is_trainable(parameter) else None
-            if last_use is None:
-                continue
-            node, transfer = last_use
-            waiting, cast = memory.lifetimes.waiting(parameter, transfer)
-            self.waiting[node] += waiting
-            self.cast[node] += cast
             # where regions before also read the parameter, its gradient waits for their parts unreduced
             shared = plan.grouping.shared(parameter)
-            if not several or (shared and not transfer.reduction):
-                self.later[plan.region_of[node]] += transfer.waiting if shared else transfer.reduced
+            for number, way in enumerate(plan.ways(parameter) if memory.is_trainable(parameter) else ()):
+                waiting, cast = memory.lifetimes.waiting(parameter, way.transfer)
+                self.waiting[way.reader] += waiting
+                self.cast[way.reader] += cast - way.made
+                if not several or (shared and not way.transfer.reduction):
+                    self.later[plan.region_of[way.reader]] += way.later(shared=shared, first=not number)
         self.accumulated = _accumulated(plan) if several else Counter[str]()
 
 

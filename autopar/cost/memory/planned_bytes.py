@@ -16,6 +16,7 @@ from autopar.cost.memory.local_workspace import kept_bytes
 from autopar.cost.memory.momentary import Momentary
 from autopar.cost.memory.returned import Returned
 from autopar.cost.memory.transfer_bytes import TransferBytes, replay_transfer_bytes, transfer_bytes
+from autopar.cost.memory.ways import Way, home_of, ways_of
 from autopar.cost.structure.blocks import Repeat, regions
 from autopar.cost.structure.folds import MODEL, Fold
 from autopar.cost.traffic import in_segment
@@ -53,7 +54,7 @@ class PlannedBytes:
         self.folds = {f.repeat: f for f in memory.folds if memory.repeats == tuple(repeats) and self._is_uniform(f)}
         self._repeats = repeats
         self._inner_inputs: dict[Segment, set[Copy]] = {}
-        self._last_uses: dict[fx.Node, tuple[fx.Node, TransferBytes] | None] = {}
+        self._ways: dict[fx.Node, list[Way]] = {}
         self._cuts: dict[int, list[tuple[int, int, bool]]] = {}  # by region: segments, as offsets in it
         for s in segments:
             number = self.region_of[self.nodes[s.first]]
@@ -181,7 +182,7 @@ class PlannedBytes:
         planned = self._parameters[str(ref.node.target)]
         return transfer_bytes(self.memory, self.grouping, ref, planned.storage, wanted, regather=planned.regather)
 
-    def _parameters_read(self, node: fx.Node) -> list[tuple[int, TensorRef, Layout]]:
+    def parameters_read(self, node: fx.Node) -> list[tuple[int, TensorRef, Layout]]:
         """The parameters that an op reads: place among its inputs, parameter and wanted layout."""
         pairs = zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True) if in_segment(node) else ()
         return [(j, ref, wanted) for j, (ref, wanted) in enumerate(pairs) if self.memory.is_parameter(ref.node)]
@@ -192,7 +193,7 @@ class PlannedBytes:
         transfers: dict[Read, TransferBytes] = {}
         for node in self.members[i]:
             saved, replays = self.memory.saved(node)[0], node in self.segment_of
-            for j, ref, wanted in self._parameters_read(node):
+            for j, ref, wanted in self.parameters_read(node):
                 read = ref, wanted, replays
                 if read in transfers or not (j in saved or replays):
                     continue
@@ -204,9 +205,10 @@ class PlannedBytes:
         return transfers
 
     def transfers_of_gradients(self, i: int) -> list[TransferBytes]:
-        """The transfers of the parameters whose gradients are reduced after a region's backward."""
-        reads = dict.fromkeys(read[1:] for node in self.members[i] for read in self._parameters_read(node))
-        return [self.transfer(ref, wanted) for ref, wanted in reads if self.grouping.home(ref.node) == i]
+        """The transfers of the parameters whose gradients are reduced after a region's backward: in each layout, after
+        the first region that reads the parameter so."""
+        reads = dict.fromkeys(read[1:] for node in self.members[i] for read in self.parameters_read(node))
+        return [self.transfer(ref, wanted) for ref, wanted in reads if home_of(self, ref, wanted) == i]
 
     def reduces(self, i: int) -> bool:
         """Whether a bucket may be reduced after a region: if it is the first of its bucket, or recompute divides it."""
@@ -221,30 +223,22 @@ class PlannedBytes:
         """The position of a region's first op that reads a weight whose gradient moves: after its backward, the
         region's bucket is reduced."""
         for node in (node for node in self.grouping.readers.of_weights(i) if node in self.chosen):
-            trained = [read for read in self._parameters_read(node) if self.memory.is_trainable(read[1].node)]
+            trained = [read for read in self.parameters_read(node) if self.memory.is_trainable(read[1].node)]
             if any(self.transfer(ref, wanted).reduction for _, ref, wanted in trained):
                 return self.memory.lifetimes.position[node]
         return self.grouping.readers.first(i)
 
-    def last_use(self, parameter: fx.Node) -> tuple[fx.Node, TransferBytes] | None:
-        """The op that gives a parameter's first gradient, and the transfers for it; None if no op does."""
+    def ways(self, parameter: fx.Node) -> list[Way]:
+        """The layouts in which ops read a parameter, in the order of backward (`cost.memory.ways`)."""
         fold = self._middle(self.region_of[parameter])
         model = fold.model_of(parameter) if fold else parameter
-        if model not in self._last_uses:
-            self._last_uses[model] = self._last_use(model)
-        last_use = self._last_uses[model]
-        if last_use is None or fold is None or model is parameter:
-            return last_use
+        if model not in self._ways:
+            self._ways[model] = ways_of(self, model)
+        ways = self._ways[model]
+        if fold is None or model is parameter:
+            return ways
         blocks = self.rows[self.region_of[parameter]].instance - MODEL
-        return fold.moved(TensorRef(last_use[0], 0), blocks).node, last_use[1]
-
-    def _last_use(self, parameter: fx.Node) -> tuple[fx.Node, TransferBytes] | None:
-        node = self.memory.lifetimes.last_use(parameter)
-        if node is None or node not in self.chosen or not in_segment(node):
-            return None
-        reads = self._parameters_read(node)
-        transfers = [self.transfer(ref, wanted) for _, ref, wanted in reads if ref.node is parameter]
-        return node, max(transfers, key=lambda transfer: transfer.waiting)
+        return [way._replace(reader=fold.moved(TensorRef(way.reader, 0), blocks).node) for way in ways]
 
     def kept_parameters(self, node: fx.Node) -> dict[ParameterCopy, int]:
         """Copies of parameters that an op keeps until its backward; those gathered again count as in flight."""

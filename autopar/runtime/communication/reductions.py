@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.cost.buckets.reductions import due
-from autopar.runtime.communication.buckets import Bucket
+from autopar.runtime.communication.buckets import Bucket, reduces
 from autopar.runtime.communication.convert import Stage
 from autopar.runtime.communication.flights import Flight
 from autopar.runtime.communication.route import Route
@@ -94,9 +94,9 @@ class Reductions:
             incoming[i] = gradient
 
     def add_up(self, place: int, stage: Stage | None, gradient: torch.Tensor, *, fills: bool) -> None:
-        """Add one of several gradients of a parameter that `stage` is to reduce. The gradient accumulated in earlier
-        passes becomes part of this sum, so that there are not two sums in memory."""
-        if stage is not None and fills:
+        """Add one of several gradients of a parameter that `stage` is to convert or reduce. What earlier passes left to
+        be reduced becomes part of this sum, so that there are not two sums in memory."""
+        if stage is not None and reduces(stage) and fills:
             name = self._route.names[place]
             if self._held or not self._accumulation.moves():
                 self._accumulation.add(name, stage, gradient, self._parameters[place])

@@ -13,7 +13,7 @@ from autopar.graph import TensorRef, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket as PlannedBucket
 from autopar.plans import NodePlan, Plan
-from autopar.runtime.communication.buckets import Bucket, copies, moves, reduces
+from autopar.runtime.communication.buckets import Bucket, copies, moves
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.communication.convert import Recipe, convert, recipe
 from autopar.runtime.communication.route import Stop
@@ -69,7 +69,7 @@ class Conversions:
             return value
         steps, stage = self._recipe(ref, self.effective(ref, layout)), None
         if not steps.is_identity:
-            if not (moves(steps) and reduces(steps.stages[0])):
+            if not moves(steps):
                 return value
             stage = steps.stages[0]
         summed = Summed(self.places[str(ref.node.target)], stage)
