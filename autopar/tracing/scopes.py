@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from autopar.tracing.errors import TraceError, UnrolledError
 from autopar.tracing.leaves.effects import EffectError
@@ -64,9 +65,10 @@ class ModuleCalls:
         self.recorder = recorder
         self.root = root
         self.policy = policy
-        self.paths = {m: name for name, m in root.named_modules()}
+        # by identity: the hash of a metric (torchmetrics) depends on tensors that forward sets
+        self.paths: MutableMapping[nn.Module, str] = WeakIdKeyDictionary({m: name for name, m in root.named_modules()})
         self.types: dict[str, type[nn.Module]] = {name: type(m) for m, name in self.paths.items()}
-        self.outside: dict[nn.Module, nn.Module] = {}
+        self.outside: MutableMapping[nn.Module, nn.Module] = WeakIdKeyDictionary()
         self.is_final = False  # whether no caller of the failed module may become a leaf
         self._failed: tuple[BaseException, nn.Module] | None = None
         self._nested = 0  # tensors made by calls nested in the running one
@@ -79,7 +81,7 @@ class ModuleCalls:
         """
         module = self._failed[1] if self._failed is not None and self._failed[0] is error else None
         recreated = {type(other).__qualname__ for other in self.policy.failed if other not in self.paths}
-        while module in self.outside and type(module).__qualname__ in recreated:
+        while module is not None and module in self.outside and type(module).__qualname__ in recreated:
             module = self.outside[module]
         return module
 

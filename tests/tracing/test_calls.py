@@ -279,6 +279,34 @@ def test_a_list_of_weights_that_is_made_anew_is_no_state():
     assert not traced.states and not traced.set_by_calls.names
 
 
+class Metric(nn.Module):
+    """As those of torchmetrics: its hash depends on a tensor that forward sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(())
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, id(self.total)))
+
+    def forward(self, x):
+        self.total = self.total + x.sum()
+        return self.total
+
+
+def test_modules_are_known_whatever_their_hash():
+    class Measured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.metric = Metric()
+
+        def forward(self, x):
+            return self.metric(x) + self.metric(x * 2)
+
+    traced = trace(Measured(), dict(x=torch.randn(3)))
+    assert [traced.scope(node).module_path for node in traced.find("sum")] == ["metric", "metric"]
+
+
 class Counted(nn.Module):
     """Counts in a tensor that exists before, or that the first call makes; it also caches a table."""
 
