@@ -26,8 +26,6 @@ ReduceOp = Literal["sum", "max", "min"]
 # not of text.)
 _COMPILES_OUT = torch.__version__ >= "2.13"
 
-_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
-
 
 @dataclass
 class Waits:
@@ -68,9 +66,10 @@ def all_reduce(tensor: torch.Tensor, op: ReduceOp, group: str) -> torch.Tensor:
 def _extreme(tensor: torch.Tensor, op: ReduceOp, group: str) -> torch.Tensor:
     """gloo's maximum of 1 and NaN is either, by the order of ranks. So integers in the order of the numbers are sent,
     of which NaN is the largest."""
-    wide = tensor if tensor.dtype in _INTEGERS else tensor.float()
+    wide = tensor if tensor.dtype == torch.float64 else tensor.float()
     upward = wide if op == "max" else -wide
-    ordered = _ordered(upward.masked_fill(upward.isnan(), math.nan).view(_INTEGERS[wide.dtype]))
+    integers = torch.int64 if wide.dtype == torch.float64 else torch.int32
+    ordered = _ordered(upward.masked_fill(upward.isnan(), math.nan).view(integers))
     largest = _ordered(all_reduce(ordered, "max", group)).view(wide.dtype)
     return (largest if op == "max" else -largest).to(tensor.dtype)
 
@@ -78,7 +77,7 @@ def _extreme(tensor: torch.Tensor, op: ReduceOp, group: str) -> torch.Tensor:
 def _ordered(bits: torch.Tensor) -> torch.Tensor:
     """The bits of floating numbers as integers in the order of these numbers, and back: those of negative numbers are
     otherwise in the reverse order."""
-    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+    return torch.where(bits < 0, bits ^ ((1 << 8 * bits.element_size() - 1) - 1), bits)
 
 
 def all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:

@@ -19,7 +19,7 @@ from autopar.runtime.local.exchange import handed_out, reduced
 
 def extremum(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """`amax` and `amin`, and `max` and `min` of a whole tensor, with the final result on every rank."""
-    op: ReduceOp = "max" if "max" in target.__name__ else "min"
+    op: ReduceOp = "max" if target.__name__ in ("max", "amax") else "min"
     return _extremum(ctx, op, *args, **kwargs)
 
 
