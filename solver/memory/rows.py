@@ -46,6 +46,7 @@ from autopar.solver.memory.division import Division
 from autopar.solver.memory.forward_part import ForwardPeaks
 from autopar.solver.memory.forward_rows import ForwardRows
 from autopar.solver.memory.held_by_caller import HeldByCaller
+from autopar.solver.memory.later_gradient_sums import LaterGradientSums, left_by
 from autopar.solver.memory.optimizer_step import all_temporaries, each_temporaries
 from autopar.solver.memory.parameter_copies import add_parameter_copies
 from autopar.solver.memory.parameter_reads import ParameterReads
@@ -58,7 +59,6 @@ from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.memory.stage_transfers import Reads, StageTransfers
 from autopar.solver.memory.sums import Sums
 from autopar.solver.memory.unreduced import summed_as_stored, unreduced
-from autopar.solver.memory.ways import OtherWays, left_by
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression, Flow
 
@@ -92,8 +92,8 @@ class Rows:
         self.reads = ParameterReads(model, self.flows)
         self._parameters()
         self._gradients()
-        self.other_ways = OtherWays(self)
-        self.other_ways.add_gradients()
+        self.later_sums = LaterGradientSums(self)
+        self.later_sums.add_gradients()
         self._inputs()
         if self.memory.train:  # else outputs live from their makers on
             self._outputs()
@@ -220,7 +220,7 @@ class Rows:
     def _reads(self, grouping: Grouping) -> Reads:
         """The reads of each stage, with the buckets of `grouping`."""
         kept, reduced = self.reads.by_stage(grouping)
-        return Reads(kept, [[*reads, *self.other_ways.reduced(i, grouping)] for i, reads in enumerate(reduced)])
+        return Reads(kept, [[*reads, *self.later_sums.reduced(i, grouping)] for i, reads in enumerate(reduced)])
 
     def _behind(self) -> list[int | None]:
         """What the stages after each leave in its backward: returned tensors, and gradients that `accumulated` does not

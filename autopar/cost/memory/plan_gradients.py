@@ -25,12 +25,13 @@ class PlanGradients:
         for parameter, _ in plan.parameters:
             # where regions before also read the parameter, its gradient waits for their parts unreduced
             shared = plan.grouping.shared(parameter)
-            for number, way in enumerate(plan.ways(parameter) if memory.is_trainable(parameter) else ()):
-                waiting, cast = memory.lifetimes.waiting(parameter, way.transfer)
-                self.waiting[way.reader] += waiting
-                self.cast[way.reader] += cast - way.made
-                if not several or (shared and not way.transfer.reduction):
-                    self.later[plan.region_of[way.reader]] += way.later(shared=shared, first=not number)
+            sums = plan.gradient_sums(parameter) if memory.is_trainable(parameter) else ()
+            for number, of_layout in enumerate(sums):
+                waiting, cast = memory.lifetimes.waiting(parameter, of_layout.transfer)
+                self.waiting[of_layout.reader] += waiting
+                self.cast[of_layout.reader] += cast - of_layout.made
+                if not several or (shared and not of_layout.transfer.reduction):
+                    self.later[plan.region_of[of_layout.reader]] += of_layout.later(shared=shared, first=not number)
         self.accumulated = _accumulated(plan) if several else Counter[str]()
 
 

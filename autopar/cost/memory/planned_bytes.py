@@ -12,11 +12,11 @@ from torch import fx
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.memory.cuts import Cuts
 from autopar.cost.memory.formulas import Copy, StepMemory
+from autopar.cost.memory.gradient_sums import GradientSum, gradient_sums_of, home_of
 from autopar.cost.memory.local_workspace import kept_bytes
 from autopar.cost.memory.momentary import Momentary
 from autopar.cost.memory.returned import Returned
 from autopar.cost.memory.transfer_bytes import TransferBytes, replay_transfer_bytes, transfer_bytes
-from autopar.cost.memory.ways import Way, home_of, ways_of
 from autopar.cost.structure.blocks import Repeat, regions
 from autopar.cost.structure.folds import MODEL, Fold
 from autopar.cost.traffic import in_segment
@@ -54,7 +54,7 @@ class PlannedBytes:
         self.folds = {f.repeat: f for f in memory.folds if memory.repeats == tuple(repeats) and self._is_uniform(f)}
         self._repeats = repeats
         self._inner_inputs: dict[Segment, set[Copy]] = {}
-        self._ways: dict[fx.Node, list[Way]] = {}
+        self._gradient_sums: dict[fx.Node, list[GradientSum]] = {}
         self._cuts: dict[int, list[tuple[int, int, bool]]] = {}  # by region: segments, as offsets in it
         for s in segments:
             number = self.region_of[self.nodes[s.first]]
@@ -228,17 +228,17 @@ class PlannedBytes:
                 return self.memory.lifetimes.position[node]
         return self.grouping.readers.first(i)
 
-    def ways(self, parameter: fx.Node) -> list[Way]:
-        """The layouts in which ops read a parameter, in the order of backward (`cost.memory.ways`)."""
+    def gradient_sums(self, parameter: fx.Node) -> list[GradientSum]:
+        """A parameter's gradients, one for each layout in which ops read it, in the order of backward."""
         fold = self._middle(self.region_of[parameter])
         model = fold.model_of(parameter) if fold else parameter
-        if model not in self._ways:
-            self._ways[model] = ways_of(self, model)
-        ways = self._ways[model]
+        if model not in self._gradient_sums:
+            self._gradient_sums[model] = gradient_sums_of(self, model)
+        sums = self._gradient_sums[model]
         if fold is None or model is parameter:
-            return ways
+            return sums
         blocks = self.rows[self.region_of[parameter]].instance - MODEL
-        return [way._replace(reader=fold.moved(TensorRef(way.reader, 0), blocks).node) for way in ways]
+        return [each._replace(reader=fold.moved(TensorRef(each.reader, 0), blocks).node) for each in sums]
 
     def kept_parameters(self, node: fx.Node) -> dict[ParameterCopy, int]:
         """Copies of parameters that an op keeps until its backward; those gathered again count as in flight."""

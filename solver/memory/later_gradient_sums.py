@@ -1,4 +1,4 @@
-"""Gradients of parameters that several ops read in different layouts, as `cost.memory.ways` has them.
+"""Gradients of parameters that several ops read in different layouts, as `cost.memory.gradient_sums` has them.
 
 The sum of a layout begins, in backward, at the last op v that reads the parameter so, and is reduced after the first
 one. Rows count the first reader of backward apart (`solver.memory.rows`). For each other one, G bounds the bytes b(f)
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Seen = Mapping[Layout, Sequence[Sequence[int]]]  # by layout, the flows of each other reader
 
 
-class OtherWays:
+class LaterGradientSums:
     """Of a model's parameters; `rows`: its memory rows."""
 
     def __init__(self, rows: Rows) -> None:
@@ -76,16 +76,16 @@ class OtherWays:
             for term, size in self._beyond(flow, {v: t.waiting for t, v in transfers}, seen).items():
                 add(rows.shared.setdefault(reader, {}), term, size)
         later = {v: max(t.waiting, t.reduced) if shared else t.reduced for t, v in transfers}
-        data, count = rows.stages[stage].gradients, self.rows.model.costs.count(op)
+        gradients, count = rows.stages[stage].gradients, self.rows.model.costs.count(op)
         if accumulates and shared:
             left = {v: later[v] for t, v in transfers if not t.reduction}
             for term, size in self._beyond(flow, left, seen).items():
                 add(left_by(rows, stage), term, count * size)
         for term, size in self._beyond(flow, later, seen).items():
             if stage == op.stage:
-                add(data.of_block, term, size)
+                add(gradients.of_block, term, size)
             else:
-                add(data.shared, term, count * size)
+                add(gradients.shared, term, count * size)
 
     def _adds(self, source: int, flow: Flow) -> bool:
         """Whether a point of a flow's op counts the part that it adds to a gradient."""
@@ -119,11 +119,11 @@ class OtherWays:
             if size := sizes.get(variable, 0):
                 add(by_layout.setdefault(wanted, {}) if wanted in seen else terms, variable, size / UNIT)
         if by_layout:
-            largest = self.program.variable("way", upper=None, whole=False)
+            largest = self.program.variable("gradient sum", upper=None, whole=False)
             for wanted, of_layout in by_layout.items():
                 most, less = max(of_layout.values()), itertools.chain.from_iterable(seen[wanted])
                 row = {largest: 1.0, **{v: -size for v, size in of_layout.items()}}
-                self.program.at_least("way", row | dict.fromkeys(less, most), 0.0)
+                self.program.at_least("gradient sum", row | dict.fromkeys(less, most), 0.0)
             terms[largest] = 1.0
         return {variable: size * UNIT for variable, size in terms.items()}
 

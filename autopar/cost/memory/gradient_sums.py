@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from autopar.cost.memory.planned_bytes import PlannedBytes
 
 
-class Way(NamedTuple):
-    """A layout in which a parameter is read: the last op that reads it so, and the transfers for it. `made`: bytes that
-    the op's backward makes for a part of a sum, though it is the first part; 0 of the parameter's first way."""
+class GradientSum(NamedTuple):
+    """The sum of the gradients in one layout in which a parameter is read: the last op that reads it so, and the
+    transfers for it. `made`: bytes that the op's backward makes for a part of a sum, though it is the first part; 0 of
+    the parameter's first sum."""
 
     reader: fx.Node
     transfer: TransferBytes
@@ -30,24 +31,24 @@ class Way(NamedTuple):
 
     def later(self, *, shared: bool, first: bool) -> int:
         """Bytes while the regions before the reader's run backward. `shared`: several regions read the parameter, so
-        that the sum waits for their parts; `first`: this is the parameter's first way in backward."""
+        that the sum waits for their parts; `first`: this is the parameter's first sum in backward."""
         waiting, reduced = self.transfer.waiting, self.transfer.reduced
         return (waiting if first else max(waiting, reduced)) if shared else reduced
 
 
-def ways_of(plan: PlannedBytes, parameter: fx.Node) -> list[Way]:
-    """The ways of a parameter, in the order of backward."""
+def gradient_sums_of(plan: PlannedBytes, parameter: fx.Node) -> list[GradientSum]:
+    """The sums of a parameter's gradients, in the order of backward."""
     memory, lifetimes = plan.memory, plan.memory.lifetimes
     readers = [user for user in parameter.users if in_segment(user) and user in plan.chosen]
-    found: dict[Layout, Way] = {}
+    sums: dict[Layout, GradientSum] = {}
     for node in sorted(readers, key=lifetimes.position.__getitem__, reverse=True):
         reads = [(ref, wanted) for _, ref, wanted in plan.parameters_read(node) if ref.node is parameter]
         for ref, wanted in reads:
-            if wanted not in found:
-                adds = bool(found) and _adds(plan, node, parameter)
+            if wanted not in sums:
+                adds = bool(sums) and _adds(plan, node, parameter)
                 made = memory.local_bytes(ref, wanted) if adds else 0
-                found[wanted] = Way(node, plan.transfer(ref, wanted), made)
-    return list(found.values())
+                sums[wanted] = GradientSum(node, plan.transfer(ref, wanted), made)
+    return list(sums.values())
 
 
 def home_of(plan: PlannedBytes, parameter: TensorRef, wanted: Layout) -> int:
