@@ -184,7 +184,7 @@ class Rows:
 
     def _always(self) -> int | None:
         fixed = self.memory.fixed_bytes / UNIT
-        add(self.always, self.program.variable("fixed", lower=fixed, upper=fixed), UNIT)
+        add(self.always, self.program.variable("fixed", lower=fixed, upper=fixed, whole=False), UNIT)
         return self.sums.sum("always", self.always)
 
     def _rows(self) -> None:
