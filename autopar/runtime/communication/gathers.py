@@ -136,9 +136,9 @@ class Gathers:
         this_pass = torch._C._current_graph_task_id()
         if this_pass == -1:
             return {}
-        others = [*self._whole.items(), *((one, arriving.handed) for one, arriving in self._begun.items())]
-        others += [(one, some) for (number, one), some in self._handed.items() if number == this_pass]
-        there = {(one.places[i], one.stages[i]): whole for one, some in others for i, whole in some.items()}
+        gathered = [*self._whole.items(), *((other, arriving.handed) for other, arriving in self._begun.items())]
+        gathered += [(other, whole) for (number, other), whole in self._handed.items() if number == this_pass]
+        there = {(other.places[i], other.stages[i]): weight for other, whole in gathered for i, weight in whole.items()}
         keys = ((i, (bucket.places[i], bucket.stages[i])) for i in members)
         return {i: there[key].detach() for i, key in keys if key in there}
 

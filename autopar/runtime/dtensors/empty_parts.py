@@ -5,7 +5,7 @@ wait for it. This happens in `clip_grad_norm_(..., norm_type=inf)` and in logs o
 contributes the neutral element. For ops that tell a position (`argmax`), all ranks gather the whole instead.
 
 The maximum of a tensor with NaN is NaN. Collectives (gloo's, for one) lose it, depending on the order of ranks, so
-that a check for overflows finds none. Here each rank takes the maximum of all parts' maxima.
+that a check for overflows finds none. Here parts are combined as those of planned tensors, which keeps it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from autopar.runtime.communication.collectives import all_gather
+from autopar.runtime.communication.collectives import ReduceOp, all_reduce
 from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
 _aten = torch.ops.aten
@@ -84,21 +84,21 @@ def extreme(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[s
     read = EXTREMES[op_call](args)
     first = args[0]
     filled = [_filled(tensor, read) for tensor in first] if isinstance(first, (list, tuple)) else _filled(first, read)
-    found = in_torchs_own_way(op_call, (filled, *args[1:]), kwargs)
-    return [_joined_with_nan(one) for one in found] if isinstance(found, (list, tuple)) else _joined_with_nan(found)
+    results = in_torchs_own_way(op_call, (filled, *args[1:]), kwargs)
+    return list(map(_joined_with_nan, results)) if isinstance(results, (list, tuple)) else _joined_with_nan(results)
 
 
-def _joined_with_nan(found: Any) -> Any:
+def _joined_with_nan(result: Any) -> Any:
     """Parts of a maximum or minimum of floating numbers, combined; anything else as it is."""
-    if not isinstance(found, DTensor) or not found.is_floating_point():
-        return found
-    combined = {"max": torch.amax, "min": torch.amin}
-    mesh, value, placements = found.device_mesh, found._local_tensor, [*found.placements]
+    if not isinstance(result, DTensor) or not result.is_floating_point():
+        return result
+    mesh, value, placements = result.device_mesh, result._local_tensor, [*result.placements]
     for axis, placement in enumerate(placements):
-        if (op := combined.get(getattr(placement, "reduce_op", ""))) is not None:
-            value = op(all_gather(value, mesh.size(axis), mesh.get_group(axis).group_name), 0)
+        if isinstance(placement, Partial) and placement.reduce_op in ("max", "min"):
+            op: ReduceOp = "max" if placement.reduce_op == "max" else "min"
+            value = all_reduce(value, op, mesh.get_group(axis).group_name)
             placements[axis] = Replicate()
-    return DTensor.from_local(value, mesh, placements, run_check=False, shape=found.shape, stride=found.stride())
+    return DTensor.from_local(value, mesh, placements, run_check=False, shape=result.shape, stride=result.stride())
 
 
 def _filled(tensor: Any, read: _Read) -> Any:
